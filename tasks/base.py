@@ -1,0 +1,249 @@
+"""The contract of every task: documents, what is asked in them, and where the named tokens stand.
+
+A task draws documents with an explicit generator and says of each where the query stands, what the
+answer is, and at which positions the tokens stand that an analysis wants to corrupt or restore.
+Analyses use only this contract, so one mechanistic evaluation runs on every task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_ssm.errors import TaskError, unknown
+from hooked_ssm.shapes import Mask, PerDocument, Tokens
+from hooked_ssm.tasks.draws import fresh_tokens
+
+IGNORE_INDEX = -100
+PAD, BOS, EOS = 0, 1, 2
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
+
+Split = Literal["train", "dev", "test"]
+Loss = Literal["query", "all"]
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """Documents of a task, right padded with `<pad>`.
+
+    Attributes:
+        tokens: The documents. [batch, pos]
+        labels: labels[i, t] is the token to predict *at* t, that is tokens[i, t + 1]; IGNORE_INDEX
+            where the query-only loss does not train. [batch, pos]
+        answer: The token to predict at positions["query_item"]. [batch]
+        positions: Named positions; every name is present for every document. name -> [batch]
+        lengths: Tokens of each document, padding left out. [batch]
+    """
+
+    tokens: Tokens
+    labels: Tokens
+    answer: PerDocument
+    positions: dict[str, PerDocument]
+    lengths: PerDocument
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def __getitem__(self, index: slice | Tensor | Sequence[int]) -> TaskBatch:
+        """Return the documents at a slice, an index tensor or list, or a boolean mask.
+
+        Raises:
+            TaskError: A single integer: it would drop the batch axis.
+        """
+        if isinstance(index, int):
+            raise TaskError(f"batch[{index}] would drop the batch axis; use batch[{index}:][:1]")
+        return self._map(lambda tensor: tensor[index])
+
+    def to(self, device: torch.device | str) -> TaskBatch:
+        """Return the batch with every tensor on `device`."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def trim(self) -> TaskBatch:
+        """Return the batch without the columns that are padding in every document."""
+        longest = int(self.lengths.max())
+        return dataclasses.replace(
+            self, tokens=self.tokens[:, :longest], labels=self.labels[:, :longest]
+        )
+
+    @property
+    def mask(self) -> Mask:
+        """True at real tokens, False at padding. [batch, pos]"""
+        pos = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return pos < self.lengths[:, None]
+
+    def all_labels(self) -> Tokens:
+        """Return the labels of the all-token loss: the next token wherever there is one."""
+        labels = torch.full_like(self.tokens, IGNORE_INDEX)
+        labels[:, :-1] = self.tokens[:, 1:].where(self.mask[:, 1:], IGNORE_INDEX)
+        return labels
+
+    def labels_for(self, loss: Loss) -> Tokens:
+        """Return the labels of the query-only loss ("query") or the all-token loss ("all").
+
+        Raises:
+            TaskError: Unknown loss.
+        """
+        if loss not in get_args(Loss):
+            raise TaskError(unknown("loss", loss, get_args(Loss)))
+        return self.labels if loss == "query" else self.all_labels()
+
+    def _map(self, change) -> TaskBatch:
+        return TaskBatch(
+            tokens=change(self.tokens),
+            labels=change(self.labels),
+            answer=change(self.answer),
+            positions={name: change(pos) for name, pos in self.positions.items()},
+            lengths=change(self.lengths),
+        )
+
+
+class Task(ABC):
+    """A family of documents with a query each. Subclasses are frozen dataclasses of JSON values.
+
+    Attributes:
+        name: The task's name in specs; a subclass that sets it is found by `Task.from_json`.
+        position_names: The keys of every batch's `positions`.
+        corruptions: The positions whose token `corrupt` can replace.
+        answer_position: The position where the answer is predicted.
+    """
+
+    name: ClassVar[str]
+    position_names: ClassVar[tuple[str, ...]]
+    corruptions: ClassVar[tuple[str, ...]] = ("query_item_orig", "target_item_orig")
+    answer_position: ClassVar[str] = "query_item"
+    _by_name: ClassVar[dict[str, type[Task]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            Task._by_name[cls.name] = cls
+
+    @property
+    @abstractmethod
+    def d_vocab(self) -> int:
+        """Number of token ids, the special tokens included."""
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int:
+        """Tokens of the longest document: the n_ctx a model needs."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """Accuracy of guessing uniformly among the candidates that stand in the document."""
+
+    @property
+    @abstractmethod
+    def blind_chance(self) -> float:
+        """Accuracy of guessing uniformly among all tokens that can be an answer."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what a document looks like and what is asked, for people."""
+
+    @abstractmethod
+    def decode_token(self, token: int) -> str:
+        """Return the readable form of one token that is not special."""
+
+    @abstractmethod
+    def token_range(self, position_name: str) -> range:
+        """Return the token ids of the kind that stands at a corruptible position."""
+
+    @abstractmethod
+    def _draw(self, n: int, split: Split, generator: torch.Generator) -> TaskBatch:
+        """Draw n documents; `sample` has checked the arguments."""
+
+    def sample(self, n: int, split: Split = "train", *, generator: torch.Generator) -> TaskBatch:
+        """Draw n documents.
+
+        Without a hold-out every split has the same distribution: pass another generator.
+
+        Raises:
+            TaskError: n < 1, unknown split, no generator, or no document meets the settings.
+        """
+        if not isinstance(n, int) or n < 1:
+            raise TaskError(f"a sample needs n >= 1 documents, got n={n!r}")
+        if split not in get_args(Split):
+            raise TaskError(unknown("split", split, get_args(Split)))
+        _require_generator(generator)
+        return self._draw(n, split, generator)
+
+    def corrupt(
+        self, batch: TaskBatch, position_name: str, *, generator: torch.Generator
+    ) -> TaskBatch:
+        """Replace one token per document by a random one of its kind that the document lacks.
+
+        Labels, answer and positions stay those of the original.
+
+        Raises:
+            TaskError: A position that cannot be corrupted, no generator, or a document that
+                already holds every token of the kind.
+        """
+        if position_name not in self.corruptions:
+            raise TaskError(unknown("position to corrupt", position_name, self.corruptions))
+        _require_generator(generator)
+        pos = batch.positions[position_name].unsqueeze(1)
+        fresh = self._fresh_tokens(batch, position_name, generator)
+        return dataclasses.replace(batch, tokens=batch.tokens.scatter(1, pos, fresh.unsqueeze(1)))
+
+    def _fresh_tokens(
+        self, batch: TaskBatch, position_name: str, generator: torch.Generator
+    ) -> PerDocument:
+        return fresh_tokens(batch.tokens, self.token_range(position_name), generator)
+
+    def decode(self, tokens: Int[Tensor, " pos"] | Sequence[int]) -> list[str]:
+        """Return the readable form of each token of one document.
+
+        Raises:
+            TaskError: A token outside the vocabulary.
+        """
+        return [self._decode(int(token)) for token in tokens]
+
+    def _decode(self, token: int) -> str:
+        if not 0 <= token < self.d_vocab:
+            raise TaskError(f"token {token} is not in the vocabulary 0..{self.d_vocab - 1}")
+        return SPECIAL_TOKENS[token] if token < len(SPECIAL_TOKENS) else self.decode_token(token)
+
+    def single_query(self) -> Task:
+        """Return the task whose documents ask once: the one to evaluate on. Same vocabulary."""
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the spec: the task's name and every field, as JSON values."""
+        return {"task": self.name, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_json(spec: dict[str, Any]) -> Task:
+        """Build the task of a spec made by `to_json`.
+
+        Raises:
+            TaskError: Unknown task name, or fields the task does not have.
+        """
+        kind = Task._by_name.get(spec.get("task"))
+        if kind is None:
+            raise TaskError(unknown("task", spec.get("task"), Task._by_name))
+        return kind._from_fields({key: value for key, value in spec.items() if key != "task"})
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> Task:
+        allowed = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in allowed:
+                raise TaskError(unknown(f"{cls.name} field", name, allowed))
+        return cls(**fields)
+
+
+def _require_generator(generator: object) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise TaskError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}: tasks never use "
+            "the global random state. Pass torch.Generator().manual_seed(0)"
+        )

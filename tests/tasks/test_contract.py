@@ -1,0 +1,154 @@
+"""Every task keeps the contract that analyses rely on. Add a task to TASKS and it is tested."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hooked_ssm.errors import TaskError
+from hooked_ssm.tasks import IGNORE_INDEX, AssociativeRecall, Task
+
+TASKS = [
+    AssociativeRecall(num_kv=64, num_pairs=8),
+    AssociativeRecall(num_kv=64, num_pairs=8, query_type="value", holdout=0.3),
+    AssociativeRecall(num_kv=64, num_pairs=8, num_queries=4),
+    AssociativeRecall(num_kv=64, num_pairs=8, num_queries=9, layout="repeats"),
+]
+
+
+@pytest.fixture(params=TASKS, ids=lambda task: f"{task.name}-{TASKS.index(task)}")
+def task(request) -> Task:
+    return request.param
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_batch_has_the_declared_shapes(task):
+    batch = task.sample(50, generator=generator())
+    assert len(batch) == 50
+    assert batch.tokens.shape == batch.labels.shape
+    assert batch.tokens.shape[1] <= task.max_length
+    assert set(batch.positions) == set(task.position_names)
+    assert {"query_item_orig", "target_item_orig", "query_item"} <= set(task.position_names)
+    assert all(pos.shape == (50,) for pos in batch.positions.values())
+    assert all(bool((pos < batch.lengths).all()) for pos in batch.positions.values())
+    assert batch.tokens[batch.mask].min() >= 1
+    assert (batch.tokens[~batch.mask] == 0).all()
+    assert batch.tokens.max() < task.d_vocab
+
+
+def test_answer_is_the_label_at_the_query_and_the_next_token(task):
+    batch = task.sample(50, generator=generator())
+    query = batch.positions[task.answer_position].unsqueeze(1)
+    assert torch.equal(batch.labels.gather(1, query).squeeze(1), batch.answer)
+    assert torch.equal(batch.tokens.gather(1, query + 1).squeeze(1), batch.answer)
+    assert torch.equal(
+        batch.tokens.gather(1, batch.positions["target_item"][:, None])[:, 0], batch.answer
+    )
+
+
+def test_labels_are_next_tokens(task):
+    batch = task.sample(50, generator=generator())
+    following = torch.full_like(batch.tokens, IGNORE_INDEX)
+    following[:, :-1] = batch.tokens[:, 1:]
+    trained = batch.labels != IGNORE_INDEX
+    assert torch.equal(batch.labels[trained], following[trained])
+    all_labels = batch.labels_for("all")
+    assert torch.equal((all_labels != IGNORE_INDEX).sum(1), batch.lengths - 1)
+    assert torch.equal(all_labels[trained], batch.labels[trained])
+
+
+def test_corruption_changes_one_token_to_another_of_its_kind(task):
+    batch = task.sample(50, generator=generator())
+    for name in task.corruptions:
+        corrupted = task.corrupt(batch, name, generator=generator(1))
+        changed = corrupted.tokens != batch.tokens
+        pos = batch.positions[name]
+        assert torch.equal(changed.nonzero()[:, 1], pos)
+        fresh = corrupted.tokens[changed]
+        kind = task.token_range(name)
+        assert fresh.min() >= kind.start and fresh.max() < kind.stop
+        assert torch.equal(corrupted.labels, batch.labels)
+        assert torch.equal(corrupted.answer, batch.answer)
+        assert corrupted.positions is batch.positions
+
+
+def test_same_seed_same_documents(task):
+    first, again, other = (task.sample(50, generator=generator(s)) for s in (3, 3, 4))
+    assert torch.equal(first.tokens, again.tokens) and torch.equal(first.labels, again.labels)
+    assert first.tokens.shape != other.tokens.shape or not torch.equal(first.tokens, other.tokens)
+
+
+def test_sampling_leaves_the_global_generator_alone(task):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    task.corrupt(task.sample(5, generator=generator()), "query_item_orig", generator=generator())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_spec_survives_json(task):
+    again = Task.from_json(json.loads(json.dumps(task.to_json())))
+    assert again == task
+    assert torch.equal(
+        again.sample(20, generator=generator()).tokens,
+        task.sample(20, generator=generator()).tokens,
+    )
+
+
+def test_single_query_has_the_same_vocabulary_and_asks_once(task):
+    single = task.single_query()
+    assert single.d_vocab == task.d_vocab and single.max_length <= task.max_length
+    batch = single.sample(20, generator=generator())
+    assert ((batch.labels != IGNORE_INDEX).sum(1) == 1).all()
+
+
+def test_decode_and_describe_are_readable(task):
+    batch = task.sample(1, generator=generator())
+    words = task.decode(batch.tokens[0])
+    assert len(words) == batch.tokens.shape[1] and all(words)
+    assert len({task.decode([token])[0] for token in range(task.d_vocab)}) == task.d_vocab
+    assert len(task.describe()) > 20
+    assert 0 < task.blind_chance <= task.chance <= 1
+
+
+def test_slices_index_tensors_and_devices(task):
+    batch = task.sample(10, generator=generator())
+    assert torch.equal(batch[2:4].tokens, batch.tokens[2:4])
+    assert torch.equal(batch[torch.tensor([7, 1])].answer, batch.answer[[7, 1]])
+    assert torch.equal(
+        batch[batch.answer == batch.answer[0]].positions["query_item"][:1],
+        batch.positions["query_item"][:1],
+    )
+    assert batch.to("meta").tokens.is_meta and batch.to("meta").positions["query_item"].is_meta
+    assert batch[:1].trim().tokens.shape[1] == batch.lengths[0]
+
+
+def test_errors_say_what_is_allowed(task, as_shipped):
+    batch = task.sample(5, generator=generator())
+    with pytest.raises(TaskError, match="n >= 1"):
+        task.sample(0, generator=generator())
+    with pytest.raises(TaskError, match="did you mean 'train'"):
+        task.sample(1, "trian", generator=generator())
+    with pytest.raises(TaskError, match="manual_seed"):
+        task.sample(1, generator=None)
+    with pytest.raises(TaskError, match="manual_seed"):
+        task.corrupt(batch, "query_item_orig", generator=None)
+    with pytest.raises(TaskError, match="did you mean 'query_item_orig'"):
+        task.corrupt(batch, "query_item_origin", generator=generator())
+    with pytest.raises(TaskError, match="not in the vocabulary"):
+        task.decode([task.d_vocab])
+    with pytest.raises(TaskError, match="batch axis"):
+        batch[0]
+    with pytest.raises(TaskError, match="Allowed: query, all"):
+        batch.labels_for("last")
+
+
+def test_unknown_specs_are_refused(as_shipped):
+    with pytest.raises(TaskError, match="did you mean 'associative_recall'"):
+        Task.from_json({"task": "asociative_recall"})
+    with pytest.raises(TaskError, match="did you mean 'num_pairs'"):
+        Task.from_json({"task": "associative_recall", "num_pair": 3})
