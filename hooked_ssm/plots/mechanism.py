@@ -1,0 +1,241 @@
+"""How models solve a recall task: attributions by position, architecture and site.
+
+Rows are those of results.json: {"architecture", "accuracy", "attribution": {"key", "query",
+"value"}, "mechanism"}; "@ Value" and so on name the position at which one activation of the
+original run was restored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from hooked_ssm.errors import ConfigError, ShapeError
+from hooked_ssm.plots import theme
+from hooked_ssm.plots.labels import escape
+
+Row = Mapping[str, Any]
+XAxis = Literal["query", "key+query"]
+
+POSITIONS = ("key", "query", "value")
+SOLVED_FROM = 0.9  # accuracy, for rows that carry no verdict
+LOW, HIGH = -0.2, 1.2  # the ends of both axes: attributions of unsolved runs may lie far outside
+
+REGIONS: dict[str, list[tuple[str, float, float, float, float]]] = {
+    # name, x from, x to, y from, y to
+    "query": [
+        ("induction", -0.15, 0.25, 0.75, 1.15),
+        ("direct retrieval, late<br>(or unsolved)", -0.15, 0.25, -0.15, 0.25),
+        ("direct retrieval, early", 0.75, 1.15, -0.15, 0.25),
+    ],
+    "key+query": [
+        ("induction", -0.15, 0.25, 0.75, 1.15),
+        ("direct retrieval", 0.75, 1.15, -0.15, 0.25),
+    ],
+}
+
+
+def mechanism_scatter(
+    rows: Sequence[Row],
+    *,
+    x: XAxis = "query",
+    title: str | None = "How each model recalls",
+) -> go.Figure:
+    """Draw each run by its attribution @ Value (up) and @ Query (across).
+
+    Colour is the architecture, a circle is a solved run, a cross an unsolved one. Runs outside
+    -0.2..1.2 (noise of unsolved runs) are drawn at the edge; hovering gives their values.
+
+    Args:
+        rows: Rows of results.json; "attribution_error" in the shape of "attribution" adds bars.
+        x: "query", or "key+query" for the sum, which is near 1 for direct retrieval of either kind.
+    Raises:
+        ConfigError: Another `x`, or a row without its entries.
+    """
+    if x not in REGIONS:
+        raise ConfigError(f"x is {x!r}; expected one of {', '.join(map(repr, REGIONS))}")
+    _check(rows)
+    fig = theme.figure(title=escape(title) if title else None, height=520)
+    for name, x0, x1, y0, y1 in REGIONS[x]:
+        _region(fig, name, (x0, x1), (y0, y1))
+    groups = _by_architecture(rows)
+    colour = theme.colours(groups)
+    for i, (architecture, runs) in enumerate(groups.items()):
+        # runs of several architectures often coincide: the later ones are smaller, so all show
+        size = max(20 - 3 * i, 8)
+        fig.add_trace(_scatter(architecture, runs, x, colour[architecture], size))
+    if any(_solved(r) for r in rows) and not all(_solved(r) for r in rows):
+        _shape_legend(fig)
+    words = " + ".join(f"@ {part.title()}" for part in x.split("+"))
+    fig.update_xaxes(title_text=f"attribution {words}", range=[LOW, HIGH], dtick=0.25)
+    return fig.update_yaxes(title_text="attribution @ Value", range=[LOW, HIGH], dtick=0.25)
+
+
+def attribution_bars(
+    rows: Sequence[Row], *, title: str | None = "Where the answer is restored"
+) -> go.Figure:
+    """Draw attribution @ Key, @ Query and @ Value per architecture, as grouped bars.
+
+    Several runs of one architecture give their mean, with bars from the least to the most.
+    Architectures of which no run is solved are hatched: their attributions are noise.
+
+    Raises:
+        ConfigError: A row without its entries.
+    """
+    _check(rows)
+    groups = _by_architecture(rows)
+    solved = {a: any(_solved(r) for r in runs) for a, runs in groups.items()}
+    labels = [escape(a) if solved[a] else f"{escape(a)}<br>(unsolved)" for a in groups]
+    fig = theme.figure(title=escape(title) if title else None, height=420)
+    several = any(len(runs) > 1 for runs in groups.values())
+    for position, colour in zip(POSITIONS, theme.PALETTE, strict=False):
+        values = [[_attribution(r, position) for r in runs] for runs in groups.values()]
+        mean = np.array([np.mean(v) for v in values])
+        spread = {
+            "array": [max(v) - m for v, m in zip(values, mean, strict=True)],
+            "arrayminus": [m - min(v) for v, m in zip(values, mean, strict=True)],
+            "color": theme.INK,
+        }
+        fig.add_bar(
+            x=labels,
+            y=mean,
+            name=f"@ {position.title()}",
+            marker={
+                "color": colour,
+                "pattern": {"shape": ["" if s else "/" for s in solved.values()]},
+            },
+            error_y=spread if several else None,
+            text=[f"{m:.2f}" for m in mean],
+            textposition="auto" if several else "outside",
+            hovertemplate=f"%{{x}}<br>@ {position.title()}: %{{y:.3f}}<extra></extra>",
+        )
+    fig.update_layout(barmode="group", bargap=0.3, legend={"orientation": "h", "y": 1.08, "x": 0})
+    fig.update_xaxes(type="category", showgrid=False)
+    fig.update_yaxes(title_text="attribution", range=_bar_range(fig), zeroline=True)
+    return fig.add_hline(y=1, line={"color": theme.INK, "dash": "dot", "width": 1})
+
+
+def _check(rows: Sequence[Row]) -> None:
+    if not rows:
+        raise ShapeError("rows is empty; expected at least one row of results.json")
+    for i, row in enumerate(rows):
+        missing = [k for k in ("architecture", "attribution") if k not in row]
+        missing += [p for p in POSITIONS if not missing and p not in row["attribution"]]
+        if "mechanism" not in row and "accuracy" not in row:
+            missing.append("mechanism (or accuracy)")
+        if missing:
+            raise ConfigError(
+                f"row {i} has no {missing[0]!r}; it has {', '.join(row)}. Rows are those of "
+                'results.json: "architecture", "accuracy", "attribution": {"key", "query", '
+                '"value"}, "mechanism"'
+            )
+
+
+def _solved(row: Row) -> bool:
+    verdict = row.get("mechanism")
+    return verdict != "unsolved" if verdict else float(row["accuracy"]) >= SOLVED_FROM
+
+
+def _by_architecture(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row["architecture"]), []).append(row)
+    return groups
+
+
+def _attribution(row: Row, what: str) -> float:
+    """Sum the attributions of "query" or "key+query"; NaN if one was not measured."""
+    parts = [row["attribution"][p] for p in what.split("+")]
+    return math.nan if None in parts else float(sum(parts))
+
+
+def _error(row: Row, what: str) -> float:
+    """Standard error of a sum of independent attributions; 0 where the row carries none."""
+    errors = row.get("attribution_error") or {}
+    return math.sqrt(sum(float(errors.get(p) or 0) ** 2 for p in what.split("+")))
+
+
+def _scatter(
+    architecture: str, runs: Sequence[Row], x: XAxis, colour: str, size: int
+) -> go.Scatter:
+    xs = [_attribution(r, x) for r in runs]
+    ys = [_attribution(r, "value") for r in runs]
+    trace = go.Scatter(
+        x=np.clip(xs, LOW + 0.02, HIGH - 0.02),
+        y=np.clip(ys, LOW + 0.02, HIGH - 0.02),
+        mode="markers",
+        name=escape(architecture),
+        customdata=[_hover(r) for r in runs],
+        hovertemplate="%{customdata}<extra></extra>",
+        marker={
+            "color": colour,
+            "size": size,
+            "symbol": ["circle" if _solved(r) else "x" for r in runs],
+            "line": {"color": "#ffffff", "width": 1},
+        },
+    )
+    if any("attribution_error" in r for r in runs):
+        bars = {"color": colour, "thickness": 1.5, "width": 3}
+        trace.error_x = {"array": [_error(r, x) for r in runs], **bars}
+        trace.error_y = {"array": [_error(r, "value") for r in runs], **bars}
+    return trace
+
+
+def _hover(row: Row) -> str:
+    head = escape(row["architecture"])
+    if row.get("mechanism"):
+        head += f": {escape(row['mechanism'])}"
+    lines = [head]
+    if "accuracy" in row:
+        lines.append(f"accuracy {float(row['accuracy']):.1%}")
+    lines += [f"@ {p.title()} {_attribution(row, p):.3f}" for p in POSITIONS]
+    return "<br>".join(lines)
+
+
+def _region(fig: go.Figure, name: str, x: tuple[float, float], y: tuple[float, float]) -> None:
+    """Shade where a mechanism puts its runs, its name just inside the plot beside it."""
+    fig.add_shape(
+        type="rect",
+        x0=x[0],
+        x1=x[1],
+        y0=y[0],
+        y1=y[1],
+        layer="below",
+        line={"color": theme.INK, "width": 1, "dash": "dot"},
+        fillcolor="rgba(127,127,127,0.12)",
+    )
+    top = y[0] > 0.5
+    fig.add_annotation(
+        x=x[0] if x[0] < 0.5 else x[1],
+        y=y[0] if top else y[1],
+        xanchor="left" if x[0] < 0.5 else "right",
+        yanchor="top" if top else "bottom",
+        align="left" if x[0] < 0.5 else "right",
+        text=name,
+        showarrow=False,
+    )
+
+
+def _shape_legend(fig: go.Figure) -> None:
+    for name, symbol in (("solved", "circle"), ("unsolved", "x")):
+        fig.add_scatter(
+            x=[None],
+            y=[None],
+            mode="markers",
+            name=name,
+            marker={"color": theme.INK, "symbol": symbol, "size": 10},
+            legendgroup="shape",
+            legendgrouptitle={"text": "task"},
+            hoverinfo="skip",
+        )
+
+
+def _bar_range(fig: go.Figure) -> list[float]:
+    """Fit the bars, but let a noisy one of an unsolved run go no further than -0.5..1.6."""
+    values = np.concatenate([bar.y for bar in fig.data])
+    low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=1.0)
+    return [max(float(low) - 0.1, -0.5) if low < -0.02 else -0.05, min(float(high) + 0.15, 1.6)]

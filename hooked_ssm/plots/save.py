@@ -1,0 +1,90 @@
+"""Write a figure to a file: a page that works offline, or a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import plotly.graph_objects as go
+
+from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.plots.dependencies import MissingDependencyError
+from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
+
+EXTENSIONS = (".html", ".png", ".svg")
+
+
+def save(
+    figure: go.Figure | HtmlFigure,
+    path: str | Path,
+    *,
+    width: int = 900,
+    scale: float = 2,
+    background: str | None = None,
+) -> Path:
+    """Write `figure` to `path` and return the path; the file appears whole or not at all.
+
+    Args:
+        path: Its extension says what is written: .html (one self-contained page), .png or .svg
+            (of plotly figures; made by kaleido in a headless Chrome).
+        width: Pixels of a picture, unless the figure has its own; times `scale` in a .png.
+        background: A colour behind a picture; transparent if None.
+    Raises:
+        ConfigError: Another extension, or a picture of an `HtmlFigure`.
+        MissingDependencyError: kaleido or Chrome is needed and not there.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind not in EXTENSIONS:
+        raise ConfigError(f"{unknown('extension', kind, EXTENSIONS)} (path: {path})")
+    if kind == ".html":
+        write_atomically(path, _page(figure).encode())
+    elif isinstance(figure, HtmlFigure):
+        raise ConfigError(f"{figure.title} can be saved as .html only, not as {kind}")
+    else:
+        write_atomically(path, _picture(figure, kind[1:], width, scale, background))
+    return path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write to a temporary file beside `path`, then move it there; folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _page(figure: go.Figure | HtmlFigure) -> str:
+    if isinstance(figure, HtmlFigure):
+        return page(figure.title, figure.body, figure.scripts)
+    title = figure.layout.title.text or "Figure"
+    return page(title, plotly_piece(figure, "figure"), ["plotly"])
+
+
+def _picture(
+    figure: go.Figure, kind: str, width: int, scale: float, background: str | None
+) -> bytes:
+    if importlib.util.find_spec("kaleido") is None:
+        raise MissingDependencyError(
+            f"saving as .{kind} needs kaleido; install it with: pip install "
+            "'hooked-ssm[notebooks]', or save as .html"
+        )
+    if background is not None:
+        figure = go.Figure(figure).update_layout(paper_bgcolor=background)
+    from kaleido.errors import ChromeNotFoundError
+
+    try:
+        return figure.to_image(format=kind, width=figure.layout.width or width, scale=scale)
+    except (ChromeNotFoundError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "Chrome" not in str(error):
+            raise
+        raise MissingDependencyError(
+            f"saving as .{kind} needs Chrome or Chromium, which kaleido did not find; install it "
+            "(apt-get install chromium, or: plotly_get_chrome), or save as .html"
+        ) from error
