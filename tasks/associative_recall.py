@@ -76,14 +76,6 @@ class AssociativeRecall(Task):
     """
 
     name: ClassVar[str] = "associative_recall"
-    position_names: ClassVar[tuple[str, ...]] = (
-        "bos",
-        "query_item_orig",
-        "target_item_orig",
-        "divider",
-        "query_item",
-        "target_item",
-    )
 
     num_kv: int = 64
     num_pairs: int = 8

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hooked_ssm.errors import TaskError, unknown
 from hooked_ssm.shapes import Mask, PerDocument, Tokens
-from hooked_ssm.tasks.draws import fresh_tokens
+from hooked_ssm.tasks.draws import absent_tokens
 
 IGNORE_INDEX = -100
 PAD, BOS, EOS = 0, 1, 2
@@ -109,21 +109,42 @@ class Task(ABC):
 
     Attributes:
         name: The task's name in specs; a subclass that sets it is found by `Task.from_json`.
-        position_names: The keys of every batch's `positions`.
         corruptions: The positions whose token `corrupt` can replace.
-        answer_position: The position where the answer is predicted.
+        fresh_corruption: True if `corrupt` puts in a token that the document lacks; False, for
+            tasks whose documents may hold the whole vocabulary, if it is only another one.
     """
 
     name: ClassVar[str]
-    position_names: ClassVar[tuple[str, ...]]
     corruptions: ClassVar[tuple[str, ...]] = ("query_item_orig", "target_item_orig")
-    answer_position: ClassVar[str] = "query_item"
+    fresh_corruption: ClassVar[bool] = True
     _by_name: ClassVar[dict[str, type[Task]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             Task._by_name[cls.name] = cls
+
+    @property
+    def position_names(self) -> tuple[str, ...]:
+        """The keys of every batch's `positions`.
+
+        query_item_orig and target_item_orig stand in the context: what is asked about, and its
+        answer. query_item and target_item are the query and the answer at the end; divider is the
+        last token before the queries.
+        """
+        return (
+            "bos",
+            "query_item_orig",
+            "target_item_orig",
+            "divider",
+            "query_item",
+            "target_item",
+        )
+
+    @property
+    def answer_position(self) -> str:
+        """The name of the position where the answer is predicted."""
+        return "query_item"
 
     @property
     @abstractmethod
@@ -179,25 +200,20 @@ class Task(ABC):
     def corrupt(
         self, batch: TaskBatch, position_name: str, *, generator: torch.Generator
     ) -> TaskBatch:
-        """Replace one token per document by a random one of its kind that the document lacks.
+        """Replace one token per document by a random one of its kind, as `fresh_corruption` says.
 
         Labels, answer and positions stay those of the original.
 
         Raises:
-            TaskError: A position that cannot be corrupted, no generator, or a document that
-                already holds every token of the kind.
+            TaskError: A position that cannot be corrupted, no generator, or no token is left.
         """
         if position_name not in self.corruptions:
             raise TaskError(unknown("position to corrupt", position_name, self.corruptions))
         _require_generator(generator)
         pos = batch.positions[position_name].unsqueeze(1)
-        fresh = self._fresh_tokens(batch, position_name, generator)
-        return dataclasses.replace(batch, tokens=batch.tokens.scatter(1, pos, fresh.unsqueeze(1)))
-
-    def _fresh_tokens(
-        self, batch: TaskBatch, position_name: str, generator: torch.Generator
-    ) -> PerDocument:
-        return fresh_tokens(batch.tokens, self.token_range(position_name), generator)
+        avoid = batch.tokens if self.fresh_corruption else batch.tokens.gather(1, pos)
+        put_in = absent_tokens(avoid, self.token_range(position_name), generator)
+        return dataclasses.replace(batch, tokens=batch.tokens.scatter(1, pos, put_in.unsqueeze(1)))
 
     def decode(self, tokens: Int[Tensor, " pos"] | Sequence[int]) -> list[str]:
         """Return the readable form of each token of one document.
@@ -213,7 +229,7 @@ class Task(ABC):
         return SPECIAL_TOKENS[token] if token < len(SPECIAL_TOKENS) else self.decode_token(token)
 
     def single_query(self) -> Task:
-        """Return the task whose documents ask once: the one to evaluate on. Same vocabulary."""
+        """Return the task to evaluate on: the same vocabulary, without aids for training."""
         return self
 
     def to_json(self) -> dict[str, Any]:

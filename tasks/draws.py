@@ -12,14 +12,14 @@ from hooked_ssm.errors import TaskError
 from hooked_ssm.shapes import PerDocument, Tokens
 
 
-def fresh_tokens(tokens: Tokens, kind: range, generator: torch.Generator) -> PerDocument:
-    """Draw for each document a token of `kind` that does not stand in it, uniformly.
+def absent_tokens(tokens: Tokens, kind: range, generator: torch.Generator) -> PerDocument:
+    """Draw for each row a token of `kind` that does not stand in it, uniformly.
 
     A rank among the absent tokens is drawn, then moved past every present token at or below it;
     so one draw is enough whatever the document holds.
 
     Raises:
-        TaskError: A document holds every token of the kind.
+        TaskError: A row holds every token of the kind.
     """
     inside = (tokens >= kind.start) & (tokens < kind.stop)
     present = torch.where(inside, tokens - kind.start, len(kind)).sort(dim=1).values
@@ -29,8 +29,8 @@ def fresh_tokens(tokens: Tokens, kind: range, generator: torch.Generator) -> Per
     absent = len(kind) - first.sum(dim=1)
     if bool((absent == 0).any()):
         raise TaskError(
-            f"{int((absent == 0).sum())} documents hold all {len(kind)} tokens of the kind to be "
-            "corrupted, so no fresh one is left; use a task with a larger vocabulary"
+            f"no token is left to put in: {int((absent == 0).sum())} documents hold all "
+            f"{len(kind)} tokens of the kind to be corrupted; use a task with a larger vocabulary"
         )
     rank = (uniform((len(tokens),), generator).to(tokens.device) * absent).long()
     for column, counts in zip(present.unbind(1), first.unbind(1), strict=True):

@@ -5,7 +5,6 @@ No table is kept: at 8192 tokens a kind there are 67 million pairs.
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -16,20 +15,22 @@ _MULTIPLIERS = (0x45D9F3B, 0x119DE1F3)
 
 
 def held_out(
-    first: Int[Tensor, "*shape"], second: Int[Tensor, "*shape"], fraction: float, seed: int
-) -> Bool[Tensor, "*shape"]:
+    first: Int[Tensor, "*shape"] | int,
+    second: Int[Tensor, "*shape"] | int,
+    fraction: float,
+    seed: int,
+) -> Bool[Tensor, "*shape"] | bool:
     """True where the pair (first, second) is held out: about `fraction` of all pairs.
 
     The seed, then each token, is stirred into a 32-bit word, which is compared with the fraction.
-    Depends on nothing but its arguments: not on Python's hash, the device or the batch.
+    Depends on nothing but its arguments: not on Python's hash, the device or the batch. Takes
+    tensors, or two plain integers.
     """
-    word = torch.full_like(first, seed & _MASK, dtype=torch.int64)
-    for part in (torch.zeros_like(word), first, second):
-        word = stir(word ^ part)
+    word = stir(stir(stir(seed & _MASK) ^ first) ^ second)
     return word < int(fraction * 2**_BITS)
 
 
-def stir(word: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+def stir(word: Int[Tensor, "*shape"] | int) -> Int[Tensor, "*shape"] | int:
     """Mix the bits of 32-bit words held in int64: one to one, every output bit from every input.
 
     Two rounds of xor-shift and odd multiplication, the shape of MurmurHash3's finaliser.

@@ -165,7 +165,7 @@ class _Packed:
 
 def _generator(seed: int, counter: int) -> torch.Generator:
     """Return the generator of one draw. Its seeds differ for every counter of a stream."""
-    start = int(stir(stir(torch.tensor(seed & 0xFFFFFFFF)) ^ 0x5EED))
+    start = stir(stir(seed & 0xFFFFFFFF) ^ 0x5EED)
     return torch.Generator().manual_seed((start + counter) & 0xFFFFFFFF)
 
 
