@@ -1,0 +1,114 @@
+"""Hook points that know their spec, and families of them made per position when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.hook_points import HookPoint
+
+from hooked_ssm.errors import HookNameError
+from hooked_ssm.hook_names import HookSpec
+
+
+class SpecHookPoint(HookPoint):
+    """A transformer-lens HookPoint with its `HookSpec`."""
+
+    def __init__(self, spec: HookSpec):
+        super().__init__()
+        self.spec = spec
+        self.pos_dim = spec.position_axis
+
+    @property
+    def listened(self) -> bool:
+        """Whether any hook, forward or backward, is attached."""
+        return bool(self._forward_hooks or self._backward_hooks or self._forward_pre_hooks)
+
+    def visit(self, make: Callable[[], Tensor]) -> Tensor | None:
+        """Compute and pass on a heavy activation, only if somebody listens; else return None."""
+        return self(make()) if self.listened else None
+
+
+def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:
+    """Pass `value` through `hook`; say whether the result must be used instead of `value`.
+
+    True for a new tensor, an edit in place (torch counts a tensor's versions; inference tensors
+    keep no count, so they count as edited) and wherever a gradient has to pass the hook.
+    """
+    if not hook.listened:
+        return value, False
+    countable = not value.is_inference()
+    before = value._version if countable else None
+    result = hook(value)
+    touched = not countable or result is not value or value._version != before
+    return result, touched or bool(hook._backward_hooks)
+
+
+class HookFamily(nn.Module):
+    """One hook point per position, named `<family>.{t}`, made when it is first asked for.
+
+    Positions count from the first token of the sequence, also while decoding step by step.
+    """
+
+    def __init__(self, spec: HookSpec):
+        super().__init__()
+        self.spec = spec
+        self.name: str | None = None
+
+    def at(self, position: int) -> SpecHookPoint:
+        """Return the hook point of a position, making it if needed.
+
+        Raises:
+            HookNameError: The position is negative.
+        """
+        if position < 0:
+            raise HookNameError(
+                f"{self.name}.{position}: positions count from 0 at the first token; "
+                "a negative one names no token before the length is known"
+            )
+        key = str(position)
+        if key not in self._modules:
+            point = SpecHookPoint(self.spec)
+            point.name = f"{self.name}.{position}"
+            self.add_module(key, point)
+        return self._modules[key]  # type: ignore[return-value]
+
+    def listened_at(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """Return the positions in [start, stop) that somebody listens to, in order."""
+        return sorted(
+            int(key)
+            for key, point in self._modules.items()
+            if point.listened and int(key) >= start and (stop is None or int(key) < stop)  # type: ignore[union-attr]
+        )
+
+    def visit(self, position: int, value: Tensor) -> Tensor:
+        """Pass the value of a position through its hook point, safe against edits in place."""
+        return self.at(position)(value.clone())
+
+    def forward(self, *_: object) -> Tensor:
+        raise TypeError("a HookFamily is not called; its hook points are, one per position")
+
+
+def cut_points(family: HookFamily, start: int, length: int) -> list[tuple[int, int, int | None]]:
+    """Split [0, length) at the positions of `family` somebody listens to.
+
+    Returns:
+        (first, one past last, absolute position of the hook at the end or None) per segment.
+    """
+    segments: list[tuple[int, int, int | None]] = []
+    first = 0
+    for position in family.listened_at(start, start + length):
+        stop = position - start + 1
+        segments.append((first, stop, position))
+        first = stop
+    if first < length:
+        segments.append((first, length, None))
+    return segments
+
+
+def detach_copy(value: Tensor, device: torch.device | str | None) -> Tensor:
+    """Return a copy that no later edit in place can reach."""
+    kept = value.detach()
+    moved = kept.to(device) if device is not None else kept
+    return moved.clone() if moved.data_ptr() == kept.data_ptr() else moved
