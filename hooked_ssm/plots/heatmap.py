@@ -15,7 +15,7 @@ from hooked_ssm.plots.tensors import ArrayLike, with_axes
 
 MAX_CELLS_WITH_TEXT = 200
 MAX_CELLS_WITH_GAPS = 4_000  # beyond it the lines between the cells only cost time
-ROW_HEIGHT = 24
+ROW_HEIGHT = 28
 
 
 def heatmap(
@@ -155,7 +155,7 @@ def category_axis(title: str | None) -> dict[str, Any]:
     }
 
 
-def height_for(n_rows: int, *, row: int = ROW_HEIGHT, least: int = 260, most: int = 900) -> int:
+def height_for(n_rows: int, *, row: int = ROW_HEIGHT, least: int = 300, most: int = 900) -> int:
     """Return a figure height in pixels for so many rows, margins included."""
     return int(min(max(170 + n_rows * row, least), most))
 

@@ -29,7 +29,7 @@ REGIONS: dict[str, list[tuple[str, float, float, float, float]]] = {
     # name, x from, x to, y from, y to
     "query": [
         ("induction", -0.15, 0.25, 0.75, 1.15),
-        ("direct retrieval, late<br>(or unsolved)", -0.15, 0.25, -0.15, 0.25),
+        ("direct retrieval, late", -0.15, 0.25, -0.15, 0.25),
         ("direct retrieval, early", 0.75, 1.15, -0.15, 0.25),
     ],
     "key+query": [
@@ -48,7 +48,8 @@ def mechanism_scatter(
     """Draw each run by its attribution @ Value (up) and @ Query (across).
 
     Colour is the architecture, a circle is a solved run, a cross an unsolved one. Runs outside
-    -0.2..1.2 (noise of unsolved runs) are drawn at the edge; hovering gives their values.
+    -0.2..1.2 (noise of unsolved runs) are drawn at the edge, without error bars, and a note says
+    how many; hovering gives their values.
 
     Args:
         rows: Rows of results.json; "attribution_error" in the shape of "attribution" adds bars.
@@ -70,9 +71,15 @@ def mechanism_scatter(
         fig.add_trace(_scatter(architecture, runs, x, colour[architecture], size))
     if any(_solved(r) for r in rows) and not all(_solved(r) for r in rows):
         _shape_legend(fig)
+    outside = sum(_off_scale(r, x) for r in rows)
+    if outside:
+        _note(fig, f"{outside} of {len(rows)} runs lie outside, drawn at the edge")
     words = " + ".join(f"@ {part.title()}" for part in x.split("+"))
     fig.update_xaxes(title_text=f"attribution {words}", range=[LOW, HIGH], dtick=0.25)
-    return fig.update_yaxes(title_text="attribution @ Value", range=[LOW, HIGH], dtick=0.25)
+    fig.update_yaxes(title_text="attribution @ Value", range=[LOW, HIGH], dtick=0.25)
+    # the zero lines would run through the regions and their names
+    fig.update_xaxes(zeroline=False).update_yaxes(zeroline=False)
+    return fig.update_layout(legend_itemsizing="constant")
 
 
 def attribution_bars(
@@ -109,14 +116,13 @@ def attribution_bars(
                 "pattern": {"shape": ["" if s else "/" for s in solved.values()]},
             },
             error_y=spread if several else None,
-            text=[f"{m:.2f}" for m in mean],
-            textposition="auto" if several else "outside",
+            text=None if several else [f"{m:.2f}" for m in mean],  # the bars of spread are there
+            textposition="outside",
             hovertemplate=f"%{{x}}<br>@ {position.title()}: %{{y:.3f}}<extra></extra>",
         )
     fig.update_layout(barmode="group", bargap=0.3, legend={"orientation": "h", "y": 1.08, "x": 0})
     fig.update_xaxes(type="category", showgrid=False)
-    fig.update_yaxes(title_text="attribution", range=_bar_range(fig), zeroline=True)
-    return fig.add_hline(y=1, line={"color": theme.INK, "dash": "dot", "width": 1})
+    return fig.update_yaxes(title_text="attribution", range=_bar_range(fig), zeroline=True)
 
 
 def _check(rows: Sequence[Row]) -> None:
@@ -159,6 +165,10 @@ def _error(row: Row, what: str) -> float:
     return math.sqrt(sum(float(errors.get(p) or 0) ** 2 for p in what.split("+")))
 
 
+def _off_scale(row: Row, x: XAxis) -> bool:
+    return any(not LOW <= _attribution(row, axis) <= HIGH for axis in (x, "value"))
+
+
 def _scatter(
     architecture: str, runs: Sequence[Row], x: XAxis, colour: str, size: int
 ) -> go.Scatter:
@@ -180,8 +190,11 @@ def _scatter(
     )
     if any("attribution_error" in r for r in runs):
         bars = {"color": colour, "thickness": 1.5, "width": 3}
-        trace.error_x = {"array": [_error(r, x) for r in runs], **bars}
-        trace.error_y = {"array": [_error(r, "value") for r in runs], **bars}
+        inside = [not _off_scale(r, x) for r in runs]
+        errors = zip(runs, inside, strict=True)
+        pairs = [(_error(r, x), _error(r, "value")) if fits else (0, 0) for r, fits in errors]
+        trace.error_x = {"array": [across for across, _ in pairs], **bars}
+        trace.error_y = {"array": [up for _, up in pairs], **bars}
     return trace
 
 
@@ -217,6 +230,21 @@ def _region(fig: go.Figure, name: str, x: tuple[float, float], y: tuple[float, f
         align="left" if x[0] < 0.5 else "right",
         text=name,
         showarrow=False,
+    )
+
+
+def _note(fig: go.Figure, text: str) -> None:
+    """Write above the plot, at its right end."""
+    fig.add_annotation(
+        text=text,
+        showarrow=False,
+        font_size=12,
+        xref="paper",
+        yref="paper",
+        x=1,
+        y=1,
+        xanchor="right",
+        yanchor="bottom",
     )
 
 

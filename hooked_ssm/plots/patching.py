@@ -95,7 +95,7 @@ def _multiples(
         horizontal_spacing=0.03,
         vertical_spacing=min(0.12, 0.3 / down),
     )
-    theme.styled(fig, title=" ", height=100 + down * height_for(len(rows), row=18, least=150))
+    theme.styled(fig, title=" ", height=100 + down * height_for(len(rows), row=18, least=170))
     for i, matrix in enumerate(z):
         trace = heat_trace(matrix, rows, cols, names=("layer", x_title, escape(value_name)))
         # small cells: the printed values would overlap
@@ -107,4 +107,4 @@ def _multiples(
         lowest = down if (down - 1) * across + col <= len(sites) else down - 1
         fig.update_xaxes(title_text=x_title, showticklabels=True, row=lowest, col=col)
     fig.update_yaxes(title_text="layer", col=1)
-    return fig.update_annotations(font_size=13)
+    return fig.update_annotations(font_size=13, yshift=4)

@@ -61,7 +61,7 @@ def pattern(
 
 def _facets(z: np.ndarray, tokens: Labels | None, titles: Sequence[str] | None) -> go.Figure:
     """One square heatmap per head. z: [head query_pos key_pos]"""
-    across = min(len(z), 3)
+    across = 2 if len(z) == 4 else min(len(z), 3)
     down = math.ceil(len(z) / across)
     keys = token_labels(tokens, z.shape[2])
     # with fewer queries than keys (one decoding step, say) the queries are the last positions
@@ -75,7 +75,7 @@ def _facets(z: np.ndarray, tokens: Labels | None, titles: Sequence[str] | None) 
         horizontal_spacing=0.04,
         vertical_spacing=min(0.1, 0.3 / down),
     )
-    theme.styled(fig, height=(560 if across == 1 else 380 if across == 2 else 120 + 240 * down))
+    theme.styled(fig, height=130 + down * (430, 330, 250)[across - 1])
     fig.update_layout(margin_t=48 if titles else 32)
     for i, matrix in enumerate(z):
         trace = heat_trace(matrix, queries, keys, names=("query", "key", "weight"), text=False)
@@ -89,4 +89,6 @@ def _facets(z: np.ndarray, tokens: Labels | None, titles: Sequence[str] | None) 
         fig.update_xaxes(showticklabels=lowest, row=row, col=col)
         fig.update_xaxes(title_text="key position" if lowest else None, row=row, col=col)
     fig.update_yaxes(title_text="query position", col=1)
-    return fig.update_annotations(font_size=13)
+    if len(z) == 1 and z.shape[1] == z.shape[2]:
+        fig.update_yaxes(scaleanchor="x")  # facets are linked in zoom instead; both is not possible
+    return fig.update_annotations(font_size=13, yshift=4)

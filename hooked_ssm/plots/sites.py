@@ -54,7 +54,7 @@ def site_restoration(
         title = f"Corrupted: {corrupt} (direction: {direction})"
     return labelled_heatmap(
         table["attribution"],
-        [escape(f"{layer} {site}") for layer, site in keys],
+        [escape(f"L{layer} {site}") for layer, site in keys],
         [escape(p) for p in positions],
         title=title,
         titles=("layer and site", "restored position", "attribution"),

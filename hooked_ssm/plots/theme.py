@@ -98,6 +98,8 @@ def _axis(**more: object) -> dict[str, object]:
 _COLOUR_BAR = {
     "outlinewidth": 0,
     "thickness": 14,
+    "ypad": 0,
+    "ticksuffix": "\u2002",  # keeps the title off the tick labels
     "tickcolor": INK,
     "tickfont": {"color": INK},
     "title": {"side": "right", "font": {"color": INK}},

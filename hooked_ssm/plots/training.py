@@ -51,7 +51,7 @@ def loss_curve(
 ) -> go.Figure:
     """Draw the loss over steps on a log axis, a line per run; as `accuracy_curve` otherwise."""
     fig = _curves(histories, "loss", title)
-    return fig.update_yaxes(title_text="loss (log scale)", type="log", dtick=1, tickformat=".1~g")
+    return fig.update_yaxes(title_text="loss (log scale)", type="log", dtick="D2", tickformat="~g")
 
 
 def _curves(histories: Mapping[str, pd.DataFrame], column: str, title: str | None) -> go.Figure:
