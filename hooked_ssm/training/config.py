@@ -1,0 +1,184 @@
+"""Everything that decides what a training run computes, in one frozen dataclass."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+import torch
+
+from hooked_ssm.errors import ConfigError, unknown
+
+Schedule = Literal["cosine", "linear", "constant"]
+"""How the learning rate falls after the warm-up: along half a cosine, on a line, or not at all."""
+Loss = Literal["answer", "all"]
+"""Which tokens are trained on: the answers only, or every next token of a document."""
+Data = Literal["stream", "fixed"]
+"""New documents at every step, or a fixed set of them, reshuffled at every pass."""
+Keep = Literal["last", "all"]
+"""Which checkpoints stay on disk: the newest, or every one (to study training itself)."""
+
+CHOICES = {"schedule": Schedule, "loss": Loss, "data": Data, "keep_checkpoints": Keep}
+
+RESULT_FREE = ("folder", "device", "checkpoint_every", "keep_checkpoints")
+"""Fields that may differ when a run is resumed: they say where and how safely, not what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The settings of one training run (AdamW on next-token cross-entropy).
+
+    Left out on purpose: early stopping (recall is learned as a long plateau, then a cliff),
+    `torch.compile` (compiled models ignore hooks added later), and a model seed (a model is
+    initialised by whoever builds it).
+
+    Attributes:
+        steps: Number of optimizer updates.
+        batch_size: Documents per update.
+        lr: Peak learning rate, reached at the end of the warm-up.
+        seed: Decides every document trained and evaluated on, through generators of the run's own.
+        folder: Where the run is kept, and resumed from if it is there already; None: nowhere.
+        weight_decay: AdamW's decay of weight matrices; never of norms, biases, embeddings and
+            parameters marked `_no_weight_decay`.
+        warmup: Fraction of the steps over which the learning rate rises linearly.
+        schedule: What the learning rate does after the warm-up.
+        betas: AdamW's decay rates of the first and second moment.
+        clip_norm: Largest norm of the whole gradient; None: not clipped.
+        loss: "answer" trains on the answers, "all" on every next token. Decides whether some
+            architectures learn recall at all, so it is part of every recipe.
+        data: "stream" never repeats a document on purpose; "fixed" trains on `train_set_size` ones.
+            Both are of the task's split "train".
+        train_set_size: Documents in the fixed training set; only with data="fixed".
+        eval_every: Steps between evaluations; the last step is always evaluated.
+        eval_size: Documents in the evaluation set, the same at every evaluation.
+        eval_split: The task's split that evaluation documents come from.
+        log_every: Steps between rows of the history; a row's loss is the mean since the last row.
+        checkpoint_every: Steps between checkpoints: what a kill can lose. Needs `folder`.
+        keep_checkpoints: Which checkpoints stay on disk.
+        autocast: "bfloat16" runs the training forward pass under autocast; parameters, loss and
+            evaluation stay float32. None: no autocast.
+        device: Where to train; None: where the model is. The model stays there afterwards.
+
+    Raises:
+        ConfigError: A value is out of range or contradicts another.
+    """
+
+    steps: int
+    batch_size: int
+    lr: float
+    seed: int
+    folder: str | None = None
+    weight_decay: float = 0.0
+    warmup: float = 0.1
+    schedule: Schedule = "cosine"
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float | None = None
+    loss: Loss = "answer"
+    data: Data = "stream"
+    train_set_size: int | None = None
+    eval_every: int = 250
+    eval_size: int = 512
+    eval_split: str = "dev"
+    log_every: int = 25
+    checkpoint_every: int = 500
+    keep_checkpoints: Keep = "last"
+    autocast: Literal["bfloat16"] | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None:
+            object.__setattr__(self, "folder", str(self.folder))
+        object.__setattr__(self, "betas", tuple(self.betas))
+        self._check_counts()
+        self._check_ranges()
+        self._check_choices()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain JSON values."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Build a config from `to_dict`'s values.
+
+        Raises:
+            ConfigError: A field is unknown, missing, or its value does not fit.
+        """
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise ConfigError(unknown("TrainConfig field", name, names))
+        missing = [name for name in ("steps", "batch_size", "lr", "seed") if name not in values]
+        if missing:
+            raise ConfigError(f"TrainConfig needs {', '.join(missing)}; got {', '.join(values)}")
+        return cls(**values)
+
+    def _check_counts(self) -> None:
+        counts = ["steps", "batch_size", "eval_every", "eval_size", "log_every", "checkpoint_every"]
+        if self.train_set_size is not None:
+            counts.append("train_set_size")
+        for name in counts:
+            _require(
+                _is_int(getattr(self, name)) and getattr(self, name) >= 1,
+                self,
+                name,
+                "an integer >= 1",
+            )
+        _require(_is_int(self.seed) and self.seed >= 0, self, "seed", "an integer >= 0")
+
+    def _check_ranges(self) -> None:
+        _require(_is_finite(self.lr) and self.lr > 0, self, "lr", "a finite number > 0")
+        _require(
+            _is_finite(self.weight_decay) and self.weight_decay >= 0,
+            self,
+            "weight_decay",
+            "a finite number >= 0",
+        )
+        _require(
+            _is_finite(self.warmup) and 0 <= self.warmup <= 1,
+            self,
+            "warmup",
+            "a fraction of the steps, 0..1",
+        )
+        two_rates = len(self.betas) == 2 and all(_is_finite(b) and 0 <= b < 1 for b in self.betas)
+        _require(two_rates, self, "betas", "two numbers in [0, 1)")
+        clips = self.clip_norm is None or (_is_finite(self.clip_norm) and self.clip_norm > 0)
+        _require(clips, self, "clip_norm", "None or a finite number > 0")
+
+    def _check_choices(self) -> None:
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in get_args(choices):
+                raise ConfigError(unknown(name, getattr(self, name), get_args(choices)))
+        _require(self.autocast in (None, "bfloat16"), self, "autocast", "None or 'bfloat16'")
+        if (self.data == "fixed") != (self.train_set_size is not None):
+            raise ConfigError(
+                f"data={self.data!r} with train_set_size={self.train_set_size!r}; "
+                "give train_set_size with data='fixed', and only then"
+            )
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except RuntimeError as error:
+                raise ConfigError(f"device={self.device!r} is no torch device: {error}") from error
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """Return a seed for one purpose, so that no two generators of a run draw the same numbers."""
+    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _require(fits: bool, config: TrainConfig, name: str, allowed: str) -> None:
+    if not fits:
+        raise ConfigError(f"{name}={getattr(config, name)!r}; allowed: {allowed}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

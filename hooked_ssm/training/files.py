@@ -1,0 +1,81 @@
+"""Files that are either there in full or not at all, whenever the process is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hooked_ssm.errors import CheckpointError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that at every moment its old or its new text is there in full."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as strict JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        CheckpointError: The file is missing or no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} does not exist") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON ({error}); restore or delete it") from error
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield a hidden sibling to fill; it takes the name `path`, which must be free, at the end.
+
+    After an exception nothing is left behind; after a kill, at most the hidden sibling.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        for inside in [*temporary.rglob("*"), temporary]:
+            sync(inside)
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder so that it is never seen under its name with a part of its files."""
+    hidden = path.with_name(f".{path.name}.old")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def sync(path: Path) -> None:
+    """Have the disk hold what was written to a file, or to a folder's list of names."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open a folder, and writes its entries itself
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
