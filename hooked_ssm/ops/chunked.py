@@ -32,8 +32,6 @@ def chunked_linear_attention(
     log_decay: Tensor | None,
     initial_state: Tensor | None,
     return_states: StatesWanted,
-    *,
-    chunk: int = CHUNK,
 ) -> ScanOutput:
     """Run the recurrence above in chunks; everything in one dtype, that of the core.
 
@@ -44,7 +42,7 @@ def chunked_linear_attention(
         initial_state: [batch, head, feature, d_head]
     """
     batch, length, groups, features = q.shape
-    n_chunks = -(-length // chunk)
+    n_chunks = -(-length // CHUNK)
     every = _Tokens.of(q, k, v, log_decay)
     chunks = every.in_chunks(n_chunks, -(-length // n_chunks))
     state = (

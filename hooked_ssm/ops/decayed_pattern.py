@@ -13,9 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMALLEST_SPLIT = 4
-"""Blocks up to this long take the sums for every pair of positions, instead of halving again."""
-
 
 def decayed_pattern(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Tensor:
     """Return the pattern, zero above the diagonal. [..., query_pos, key_pos]
@@ -59,9 +56,8 @@ def _by_halves(q: Tensor, k: Tensor, log_decay: Tensor) -> Tensor:
     the query's side decays by from m on: one matrix product, each factor a plain decay.
     """
     length = q.shape[-2]
-    if length <= SMALLEST_SPLIT:
-        sums = segment_sums(log_decay.mT)  # [..., feature, pos, pos]
-        return torch.einsum("...tf,...sf,...fts->...ts", q, k, sums.exp())
+    if length == 1:
+        return (q * k).sum(-1, keepdim=True)
     if length % 2:
         q, k, log_decay = (F.pad(x, (0, 0, 0, 1)) for x in (q, k, log_decay))
         return _by_halves(q, k, log_decay)[..., :length, :length]
