@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+import torch
+
 Role = Literal[
     "query", "key", "value", "gate", "decay", "write", "carry", "state", "conv", "pattern", "mixed"
 ]
@@ -121,6 +123,14 @@ class HookSpec:
     def position_axis(self) -> int | None:
         """Index of the position axis, None if there is none; declared, never guessed."""
         return next((i for i, axis in enumerate(self.axes) if axis in POSITION_AXES), None)
+
+    def bytes_per_number(self, dtype: torch.dtype) -> int:
+        """Size of one number: states, writes and decays are float32 under any narrower dtype."""
+        core = self.name.startswith(("hook_ssm_", "hook_conv_carry")) and self.name not in (
+            "hook_ssm_B",
+            "hook_ssm_C",
+        )
+        return max(dtype.itemsize, 4) if core else dtype.itemsize
 
     @property
     def has_batch(self) -> bool:

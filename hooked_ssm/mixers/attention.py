@@ -80,6 +80,14 @@ class Attention(Mixer):
             self.n_heads * self.d_head, d_model, bias=options.out_bias, writes_residual=True
         )
 
+    def axis_sizes(self) -> dict[str, int]:
+        return {
+            "head": self.n_heads,
+            "kv_head": self.n_kv_heads,
+            "d_head": self.d_head,
+            "d_model": self.d_model,
+        }
+
     def hook_specs(self) -> tuple[HookSpec, ...]:
         rotary = self.options.rotary
         roles = () if rotary else ("query",), () if rotary else ("key",)

@@ -83,6 +83,8 @@ class Mixer(nn.Module, ABC):
     """Roles this mixer cannot have, with the reason."""
     keeps_own_init: ClassVar[bool] = False
     """Whether a model-wide initialisation must leave this mixer alone."""
+    max_length: int | None = None
+    """Longest sequence it is defined for; None if any."""
 
     def __init__(self, d_model: int, n_ctx: int, options: MixerOptions):
         super().__init__()
@@ -92,6 +94,10 @@ class Mixer(nn.Module, ABC):
             self.add_module(
                 spec.name, HookFamily(spec) if spec.per_position else SpecHookPoint(spec)
             )
+
+    @abstractmethod
+    def axis_sizes(self) -> dict[str, int]:
+        """Return the size of every axis word in `hook_specs` but batch and the positions."""
 
     @abstractmethod
     def hook_specs(self) -> tuple[HookSpec, ...]:

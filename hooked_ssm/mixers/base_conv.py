@@ -50,6 +50,7 @@ class BaseConv(Mixer):
 
     def __init__(self, d_model: int, n_ctx: int, options: BaseConvOptions):
         super().__init__(d_model, n_ctx, options)
+        self.max_length = n_ctx if self.is_long else None
         self.projection = Linear(d_model, d_model)
         self.conv: ShortConvolution | ImplicitFilter = (
             ImplicitFilter(d_model, n_ctx, options.filter_order)
@@ -61,6 +62,10 @@ class BaseConv(Mixer):
     def is_long(self) -> bool:
         """Whether the filter is as long as the context."""
         return self.options.kernel_size == "long"
+
+    def axis_sizes(self) -> dict[str, int]:
+        taps = self.n_ctx if self.is_long else int(self.options.kernel_size)
+        return {"d_model": self.d_model, "tap": taps, "earlier": taps - 1}
 
     def hook_specs(self) -> tuple[HookSpec, ...]:
         long = self.is_long

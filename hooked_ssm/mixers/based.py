@@ -46,9 +46,7 @@ class LinearAttention(Recurrence):
     v: Tensor
 
     def fast_scan(self, initial: Tensor | None, wanted: StatesWanted) -> ScanOutput:
-        return linear_attention(
-            self.q, self.k, self.v, initial_state=initial, return_states=wanted
-        )
+        return linear_attention(self.q, self.k, self.v, initial_state=initial, return_states=wanted)
 
     def implied_decay(self) -> Tensor:
         return self.q.new_ones(1, self.q.shape[1], 1, 1, 1)
@@ -98,6 +96,11 @@ class Based(Mixer):
         self.k_proj = Linear(d_model, width, bias=False)
         self.v_proj = Linear(d_model, d_model, bias=False)
         self.out_proj = Linear(d_model, d_model, bias=False, writes_residual=True)
+
+    def axis_sizes(self) -> dict[str, int]:
+        f, d = self.options.feature_dim, self.d_model // self.n_heads
+        sizes = {"head": self.n_heads, "d_key": f, "feature": 1 + f + f * f, "d_head": d}
+        return {**sizes, "d_head_and_one": d + 1}
 
     def hook_specs(self) -> tuple[HookSpec, ...]:
         return (

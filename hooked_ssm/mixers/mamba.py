@@ -120,6 +120,10 @@ class Mamba(Mixer):
         for parameter in (self.A_log, self.D, self.dt_proj.bias):
             parameter._no_weight_decay = True  # type: ignore[attr-defined]
 
+    def axis_sizes(self) -> dict[str, int]:
+        d_state, d_conv = self.options.d_state, self.options.d_conv
+        return {"d_inner": self.d_inner, "d_state": d_state, "earlier": max(d_conv - 1, 0)}
+
     def hook_specs(self) -> tuple[HookSpec, ...]:
         conv = (conv_carry_spec("d_inner"), spec("hook_conv", "batch pos d_inner", "conv"))
         per_state = "batch pos d_inner d_state"
@@ -185,7 +189,9 @@ class Mamba(Mixer):
         low, B, C = projected[..., :rank], projected[..., rank:-n], projected[..., -n:]
         eps = self.options.norm_eps
         if eps is not None:
-            low, B, C = (F.rms_norm(t.float(), t.shape[-1:], eps=eps).to(t.dtype) for t in (low, B, C))
+            low, B, C = (
+                F.rms_norm(t.float(), t.shape[-1:], eps=eps).to(t.dtype) for t in (low, B, C)
+            )
         core = torch.float64 if value.dtype == torch.float64 else torch.float32
         dt = F.linear(low, self.dt_proj.weight).to(core) + self.dt_proj.bias.to(core)
         dt = self.hook_ssm_dt(segment.keep_real(F.softplus(dt)))

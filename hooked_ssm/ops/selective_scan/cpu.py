@@ -64,7 +64,9 @@ def _share(function: Any, items: int, updates: int, *args: Any) -> list[Any]:
     """Call `function(*args, first, stop)` on equal shares of the items, one per thread."""
     threads = min(torch.get_num_threads(), items) if updates >= _SMALL else 1
     bounds = [items * i // threads for i in range(threads + 1)]
-    calls = [(ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    calls = [
+        (ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in zip(bounds, bounds[1:], strict=False)
+    ]
     others = [_pool(threads - 1).submit(function, *args, *bound) for bound in calls[1:]]
     return [function(*args, *calls[0]), *[other.result() for other in others]]
 
@@ -187,6 +189,4 @@ def _describe(
     final: Tensor,
 ) -> _Scan:
     pointers = [_address(t) for t in (x, dt, A, B, C, initial, slot)]
-    return _Scan(
-        *x.shape, *B.shape[2:], *pointers, slots, _address(checkpoints), _address(final)
-    )
+    return _Scan(*x.shape, *B.shape[2:], *pointers, slots, _address(checkpoints), _address(final))

@@ -20,7 +20,9 @@ def selective_scan_reference(
     """Loop over the tokens. Arguments as in `selective_scan`, with B, C [batch, pos, group, n]."""
     core = core_dtype(x, dt, A, B, C)
     A = A.to(core)
-    state = x.new_zeros(x.shape[0], *A.shape, dtype=core) if initial_state is None else initial_state
+    state = (
+        x.new_zeros(x.shape[0], *A.shape, dtype=core) if initial_state is None else initial_state
+    )
     state = state.to(core)
     per_group = x.shape[2] // B.shape[2]
     outputs, states = [], []

@@ -1,0 +1,97 @@
+"""TransformerLens' ActivationCache, with our names and declared axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from transformer_lens import ActivationCache
+from transformer_lens.utilities import Slice, SliceInput, get_act_name
+
+from hooked_ssm.errors import HookNameError, near
+from hooked_ssm.hook_names import spellings
+
+
+class HookedCache(ActivationCache):
+    """Activations by hook name; `cache["pattern", 0]`, aliases and all methods work.
+
+    Entries are copies: neither a later run nor an edit in place can change them.
+    """
+
+    def __getitem__(self, key: Any) -> Tensor:
+        """Return an activation by full name, short name, or (short name, layer[, layer type]).
+
+        Raises:
+            HookNameError: Not in the cache; names the nearest that are.
+        """
+        for name in self._spellings(key):
+            if name in self.cache_dict:
+                return self.cache_dict[name]
+        raise HookNameError(self._missing(key))
+
+    def __contains__(self, key: Any) -> bool:
+        return any(name in self.cache_dict for name in self._spellings(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.cache_dict)
+
+    def _spellings(self, key: Any) -> list[str]:
+        if isinstance(key, str):
+            return [*spellings(key), *spellings(get_act_name(key))]
+        name, layer, *rest = key
+        if isinstance(layer, int) and layer < 0:
+            layer += self.model.cfg.n_layers
+        return spellings(get_act_name(name, layer, *rest))
+
+    def _missing(self, key: Any) -> str:
+        wanted = self._spellings(key)[0]
+        close = near(wanted, self.cache_dict)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        known = self.model is not None and wanted in self.model.hook_dict
+        heavy = known and self.model.hook_dict[wanted].spec.heavy
+        why = " It is heavy, so it is cached only when names_filter names it." if heavy else ""
+        return (
+            f"no {wanted!r} in this cache{hint}{why} "
+            f"It holds {len(self.cache_dict)} activations: cache.keys()"
+        )
+
+    def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput) -> HookedCache:
+        """Return a cache with the slice applied to the batch axis of whatever has one."""
+        if not self.has_batch_dim:
+            raise ValueError(
+                "apply_slice_to_batch_dim: the batch axis was already removed from this cache"
+            )
+        chosen = Slice.unwrap(batch_slice)
+        entries = {
+            name: chosen.apply(value, dim=0) if self._has_batch(name) else value
+            for name, value in self.cache_dict.items()
+        }
+        return HookedCache(entries, self.model, has_batch_dim=chosen.mode != "int")
+
+    def remove_batch_dim(self, batch_size: int | None = None) -> HookedCache:
+        """Drop the batch axis of whatever has one, in place; only for a batch of one.
+
+        Raises:
+            ValueError: The batch is larger.
+        """
+        if self.has_batch_dim:
+            for name, value in self.cache_dict.items():
+                if self._has_batch(name) and value.shape[0] != 1:
+                    raise ValueError(
+                        f"remove_batch_dim: {name} has a batch of {value.shape[0]}, wanted 1"
+                    )
+            for name, value in self.cache_dict.items():
+                if self._has_batch(name):
+                    self.cache_dict[name] = value[0]
+            self.has_batch_dim = False
+        return self
+
+    def _has_batch(self, name: str) -> bool:
+        return self.model.find_hook(name.removesuffix("_grad")).spec.has_batch
+
+    def _uses_ln_centering(self, layer: int | None) -> bool:
+        """Whether the norm that reads a layer's input subtracts the mean."""
+        if layer is None or layer == self.model.cfg.n_layers:
+            return self.model.cfg.final_norm == "layer"
+        return self.model.cfg.block_norm(layer) == "layer"

@@ -1,0 +1,250 @@
+"""Hooks by name: lookup that never stays silent, temporary hooks, and caching.
+
+What transformer-lens' HookedRootModule does, with these differences: aliases resolve, unknown
+names and filters that match nothing raise, per-position hook points are made when asked for,
+heavy activations are cached only when named, slices cut the declared position axis, and cached
+values are copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from abc import ABC
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import Slice, SliceInput
+
+from hooked_ssm.cache import HookedCache
+from hooked_ssm.errors import HookNameError, ShapeError, near
+from hooked_ssm.hook_names import HookSpec, spellings
+from hooked_ssm.hook_points import HookFamily, SpecHookPoint, detach_copy
+
+NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+NamedHook = tuple[str | Callable[[str], bool], Callable[..., Any]]
+_AT_POSITION = re.compile(r"^(.+)\.(-?\d+)$")
+
+
+class HookRoot(HookedRootModule, ABC):
+    """A root module whose hook points carry a `HookSpec`."""
+
+    hook_dict: dict[str, SpecHookPoint]  # type: ignore[assignment]
+    families: dict[str, HookFamily]
+
+    def setup(self) -> None:
+        """Name every module and collect the hook points; call at the end of `__init__`."""
+        super().setup()
+        self.families = {n: m for n, m in self.named_modules() if isinstance(m, HookFamily)}
+        made = tuple(f"{name}." for name in self.families)
+        self.hook_dict = {n: h for n, h in self.hook_dict.items() if not n.startswith(made or "\0")}
+
+    def hook_points(self) -> Iterator[SpecHookPoint]:  # type: ignore[override]
+        """Every hook point, those made per position included."""
+        yield from self.hook_dict.values()
+        for family in self.families.values():
+            yield from family.children()  # type: ignore[misc]
+
+    def find_hook(self, name: str) -> SpecHookPoint:
+        """Return the hook point a name or alias stands for, making a per-position one if needed.
+
+        Raises:
+            HookNameError: There is none; names the nearest.
+        """
+        for plain in spellings(name):
+            if plain in self.hook_dict:
+                return self.hook_dict[plain]
+            at = _AT_POSITION.match(plain)
+            if at and at[1] in self.families:
+                return self.families[at[1]].at(int(at[2]))
+        raise HookNameError(self._no_hook(name))
+
+    def hook_specs(self) -> dict[str, HookSpec]:
+        """Return the spec of every hook name, in execution order; `.{t}` stands for a position."""
+        found = {}
+        for name, module in self.named_modules():
+            if isinstance(module, HookFamily):
+                found[f"{name}.{{t}}"] = module.spec
+            elif name in self.hook_dict:
+                found[name] = self.hook_dict[name].spec
+        return found
+
+    def _no_hook(self, name: str) -> str:
+        plain = spellings(name)[0]
+        for asked in spellings(name):
+            if asked in self.families:
+                return (
+                    f"{asked!r} is a family of hook points, one per position: ask for one, such as "
+                    f"'{asked}.7' (the state handed on after token 7)"
+                )
+        known = [*self.hook_dict, *(f"{family}.0" for family in self.families)]
+        close = near(plain, known)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        return f"no hook {name!r} in {self.title}{hint} All names: list(model.hook_dict)"
+
+    @property
+    def title(self) -> str:
+        """What messages call this model."""
+        return type(self).__name__
+
+    # Adding hooks. The base class looks names up in a dict; here aliases and checks come first.
+
+    def add_hook(  # type: ignore[override]
+        self,
+        name: str | Callable[[str], bool],
+        hook: Callable[..., Any],
+        dir: Literal["fwd", "bwd"] = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Attach a hook until it is removed, by name, alias, or predicate on names.
+
+        Raises:
+            HookNameError: Nothing matches.
+        """
+        for point in self._matching(name):
+            point.add_hook(hook, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend)
+
+    def _enable_hook(
+        self, name: str | Callable, hook: Callable, dir: Literal["fwd", "bwd"]
+    ) -> None:
+        for point in self._matching(name):
+            point.add_hook(hook, dir=dir, level=self.context_level)
+
+    def _matching(self, wanted: NamesFilter) -> list[SpecHookPoint]:
+        """The hook points a filter selects; raises where any part of it selects none."""
+        if wanted is None:
+            return [point for point in self.hook_dict.values() if not point.spec.heavy]
+        if isinstance(wanted, str):
+            return [self.find_hook(wanted)]
+        if callable(wanted):
+            found = [point for name, point in self.hook_dict.items() if wanted(name)]
+            if not found:
+                raise HookNameError(
+                    f"the predicate matches none of the {len(self.hook_dict)} hook names of "
+                    f"{self.title}, such as {', '.join(list(self.hook_dict)[:3])} "
+                    "(per-position names such as hook_ssm_carry.7 must be given as strings)"
+                )
+            return found
+        if not isinstance(wanted, Iterable) or not wanted:
+            raise HookNameError(
+                f"names_filter is {wanted!r}; allowed: a name, a non-empty list of names, a "
+                "predicate on names, or None for everything that is not heavy"
+            )
+        return [self.find_hook(name) for name in wanted]
+
+    @contextmanager
+    def hooks(  # type: ignore[override]
+        self,
+        fwd_hooks: Sequence[NamedHook] = (),
+        bwd_hooks: Sequence[NamedHook] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[HookRoot]:
+        """Attach hooks for the length of a `with` block; removes exactly those, whatever happens."""
+        with super().hooks(list(fwd_hooks), list(bwd_hooks), reset_hooks_end, clear_contexts):
+            yield self
+
+    # Caching.
+
+    def run_with_cache(  # type: ignore[override]
+        self,
+        *model_args: Any,
+        names_filter: NamesFilter = None,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Slice | SliceInput = None,
+        return_cache_object: bool = True,
+        **model_kwargs: Any,
+    ) -> tuple[Any, HookedCache | dict[str, Tensor]]:
+        """Run the model and cache activations.
+
+        Args:
+            names_filter: A name, a list of names, a predicate on names, or None: everything but
+                what is heavy (states, writes, patterns of recurrences; name those to have them).
+            device: Where to keep the copies.
+            remove_batch_dim: Drop the batch axis (batch of one only).
+            incl_bwd: Call backward on the output (a scalar) and cache gradients as name + "_grad".
+            pos_slice: Positions to keep: int, slice, list or None; cut along each activation's
+                declared position axis.
+            return_cache_object: A `HookedCache`, or the plain dict.
+
+        Returns:
+            The model's output and the cache.
+
+        Raises:
+            HookNameError: The filter matches nothing, or names something unknown.
+            ShapeError: remove_batch_dim with more than one document.
+        """
+        if remove_batch_dim and isinstance(model_args[0], Tensor):
+            batch = model_args[0].shape[0] if model_args[0].ndim > 1 else 1
+            if batch != 1:
+                raise ShapeError(f"remove_batch_dim needs a batch of 1, got {batch}")
+        cache, fwd, bwd = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice
+        )
+        with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
+            output = self(*model_args, **model_kwargs)
+            if incl_bwd:
+                if not (isinstance(output, Tensor) and output.numel() == 1):
+                    raise ShapeError(
+                        "incl_bwd needs a scalar output to call backward on: return_type='loss'"
+                    )
+                output.backward()
+        if not return_cache_object:
+            return output, cache
+        return output, HookedCache(cache, self, has_batch_dim=not remove_batch_dim)
+
+    def get_caching_hooks(  # type: ignore[override]
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+        pos_slice: Slice | SliceInput = None,
+    ) -> tuple[dict[str, Tensor], list[NamedHook], list[NamedHook]]:
+        """Return a dict and the hooks that fill it; arguments as in `run_with_cache`."""
+        cache = {} if cache is None else cache
+        chosen = Slice.unwrap(pos_slice)
+
+        def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
+            spec = hook.spec  # type: ignore[attr-defined]
+            value = tensor.detach()
+            if spec.position_axis is not None:
+                value = chosen.apply(value, dim=spec.position_axis)
+            if remove_batch_dim and spec.has_batch:
+                value = value[0]
+            cache[f"{hook.name}{suffix}"] = detach_copy(value, device)
+
+        names = [str(point.name) for point in self._matching(names_filter)]
+        fwd = [(name, functools.partial(save, suffix="")) for name in names]
+        bwd = [(name, functools.partial(save, suffix="_grad")) for name in names]
+        return cache, fwd, bwd if incl_bwd else []  # type: ignore[return-value]
+
+    def add_caching_hooks(  # type: ignore[override]
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """Attach caching hooks until they are removed; returns the dict that runs will fill."""
+        cache, fwd, bwd = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, cache
+        )
+        for name, hook in fwd:
+            self.add_hook(name, hook, "fwd")
+        for name, hook in bwd:
+            self.add_hook(name, hook, "bwd")
+        return cache
