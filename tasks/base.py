@@ -249,12 +249,12 @@ class Task(ABC):
         return kind._from_fields({key: value for key, value in spec.items() if key != "task"})
 
     @classmethod
-    def _from_fields(cls, fields: dict[str, Any]) -> Task:
+    def _from_fields(cls, values: dict[str, Any]) -> Task:
         allowed = [field.name for field in dataclasses.fields(cls)]
-        for name in fields:
+        for name in values:
             if name not in allowed:
                 raise TaskError(unknown(f"{cls.name} field", name, allowed))
-        return cls(**fields)
+        return cls(**values)
 
 
 def _require_generator(generator: object) -> None:

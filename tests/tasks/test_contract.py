@@ -8,13 +8,18 @@ import pytest
 import torch
 
 from hooked_ssm.errors import TaskError
-from hooked_ssm.tasks import IGNORE_INDEX, AssociativeRecall, Task
+from hooked_ssm.tasks import IGNORE_INDEX, AssociativeRecall, AssociativeTreecall, Task
 
 TASKS = [
     AssociativeRecall(num_kv=64, num_pairs=8),
     AssociativeRecall(num_kv=64, num_pairs=8, query_type="value", holdout=0.3),
     AssociativeRecall(num_kv=64, num_pairs=8, num_queries=4),
     AssociativeRecall(num_kv=64, num_pairs=8, num_queries=9, layout="repeats"),
+    AssociativeTreecall(),
+    AssociativeTreecall(query_types=("sibling",), sample_first="target", head_position="left"),
+    AssociativeTreecall(
+        query_types=("parent", "child"), unambiguous_queries=False, holdout=0.2, seed=3
+    ),
 ]
 
 
