@@ -118,14 +118,12 @@ class ModelConfig:
 
     def _layers(self) -> list[dict[str, Any]]:
         """One mapping per layer, from `mixers` or from the architecture."""
-        if bool(self.mixers) == bool(self.architecture):
-            # A completed config holds both; `replace` must be able to build it again.
-            if not self.mixers:
-                raise ConfigError(
-                    "give architecture='mamba' (or another) with n_layers, or mixers=[...]; "
-                    f"architectures: {', '.join(MIXERS)}"
-                )
-        if self.mixers:
+        if not self.mixers and not self.architecture:
+            raise ConfigError(
+                "give architecture='mamba' (or another) with n_layers, or mixers=[...]; "
+                f"architectures: {', '.join(MIXERS)}"
+            )
+        if self.mixers:  # also in a completed config, which holds the architecture's name too
             layers = [{"mixer": m} if isinstance(m, str) else dict(m) for m in self.mixers]
             if self.n_layers not in (None, len(layers)):
                 raise ConfigError(

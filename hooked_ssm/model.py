@@ -276,7 +276,8 @@ class HookedModel(Tokenising, HookRoot):
         if not isinstance(resid, Tensor) or resid.ndim != 3 or resid.shape[2] != self.cfg.d_model:
             got = tuple(resid.shape) if isinstance(resid, Tensor) else type(resid).__name__
             raise ShapeError(
-                f"start_at_layer takes a residual stream [batch, pos, {self.cfg.d_model}], got {got}"
+                f"start_at_layer takes a residual stream [batch, pos, {self.cfg.d_model}], "
+                f"got {got}"
             )
         return resid
 

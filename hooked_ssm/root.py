@@ -147,7 +147,7 @@ class HookRoot(HookedRootModule, ABC):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[HookRoot]:
-        """Attach hooks for the length of a `with` block; removes exactly those, whatever happens."""
+        """Attach hooks for a `with` block; removes exactly those at its end, also after errors."""
         with super().hooks(list(fwd_hooks), list(bwd_hooks), reset_hooks_end, clear_contexts):
             yield self
 

@@ -17,7 +17,7 @@ from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.dependencies import MissingDependencyError
 from hooked_ssm.plots.html import SCRIPTS, HtmlFigure, safe_json
-from hooked_ssm.plots.labels import Labels, checked
+from hooked_ssm.plots.labels import Labels, checked, visible
 from hooked_ssm.plots.pattern import AXES
 from hooked_ssm.plots.tensors import ArrayLike, with_axes
 
@@ -67,7 +67,7 @@ def attention_heads(
     props = {
         # 4 decimals of the largest weight: the colours need no more, and pages stay small
         "attention": np.round(shown.astype(np.float64), _decimals(largest)).tolist(),
-        "tokens": checked(tokens, z.shape[2], "tokens"),
+        "tokens": [visible(t) for t in checked(tokens, z.shape[2], "tokens")],
         "attentionHeadNames": titles[:most],
         "maxValue": largest,
         "minValue": -largest,

@@ -15,8 +15,6 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from hooked_ssm.plots.dependencies import MissingDependencyError
-
 # The browser is told to load nothing: what is not in the page is not wanted. plotly.js builds
 # functions from strings, hence 'unsafe-eval'.
 POLICY = (
@@ -48,10 +46,9 @@ th, td { padding: .4rem .9rem .4rem 0; text-align: left; border-bottom: 1px soli
   vertical-align: top; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; border-bottom-width: 2px; }
 td.number, th.number { text-align: right; }
-.js-plotly-plot .xtick text, .js-plotly-plot .ytick text, .js-plotly-plot .legendtext,
+.js-plotly-plot [class$="tick"] text, .js-plotly-plot .legendtext, .js-plotly-plot .bartext,
 .js-plotly-plot .cbaxis text, .js-plotly-plot .annotation-text { fill: var(--soft) !important; }
-.js-plotly-plot .gtitle, .js-plotly-plot [class*="xtitle"], .js-plotly-plot [class*="ytitle"],
-.js-plotly-plot [class*="cbtitle"] text { fill: var(--ink) !important; }
+.js-plotly-plot text[class$="title"] { fill: var(--ink) !important; }
 @media print { main { max-width: none; } .modebar-container { display: none; } }
 """
 
@@ -170,6 +167,3 @@ def page(title: str, body: str, scripts: Sequence[str]) -> str:
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
         f"{script_tags(scripts)}</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
-
-
-__all__ = ["HtmlFigure", "MissingDependencyError", "page", "plotly_piece", "safe_json"]

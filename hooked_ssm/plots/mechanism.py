@@ -100,7 +100,7 @@ def attribution_bars(
     fig = theme.figure(title=escape(title) if title else None, height=420)
     several = any(len(runs) > 1 for runs in groups.values())
     for position, colour in zip(POSITIONS, theme.PALETTE, strict=False):
-        values = [[_attribution(r, position) for r in runs] for runs in groups.values()]
+        values = [_measured(runs, position) for runs in groups.values()]
         mean = np.array([np.mean(v) for v in values])
         spread = {
             "array": [max(v) - m for v, m in zip(values, mean, strict=True)],
@@ -116,7 +116,9 @@ def attribution_bars(
                 "pattern": {"shape": ["" if s else "/" for s in solved.values()]},
             },
             error_y=spread if several else None,
-            text=None if several else [f"{m:.2f}" for m in mean],  # the bars of spread are there
+            text=None
+            if several
+            else ["–" if np.isnan(m) else f"{m:.2f}" for m in mean],  # the bars of spread are there
             textposition="outside",
             hovertemplate=f"%{{x}}<br>@ {position.title()}: %{{y:.3f}}<extra></extra>",
         )
@@ -157,6 +159,12 @@ def _attribution(row: Row, what: str) -> float:
     """Sum the attributions of "query" or "key+query"; NaN if one was not measured."""
     parts = [row["attribution"][p] for p in what.split("+")]
     return math.nan if None in parts else float(sum(parts))
+
+
+def _measured(runs: Sequence[Row], position: str) -> list[float]:
+    """Return the attributions that were measured; one NaN if none was."""
+    values = [_attribution(r, position) for r in runs]
+    return [v for v in values if not math.isnan(v)] or [math.nan]
 
 
 def _error(row: Row, what: str) -> float:

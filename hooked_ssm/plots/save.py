@@ -82,7 +82,8 @@ def _picture(
     try:
         return figure.to_image(format=kind, width=figure.layout.width or width, scale=scale)
     except (ChromeNotFoundError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "Chrome" not in str(error):
+        # plotly turns the first into a bare RuntimeError
+        if not isinstance(error, ChromeNotFoundError) and "Chrome" not in str(error):
             raise
         raise MissingDependencyError(
             f"saving as .{kind} needs Chrome or Chromium, which kaleido did not find; install it "

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hooked_ssm.errors import CheckpointError
+from hooked_ssm.model import HookedModel
 from hooked_ssm.training.config import RESULT_FREE, Keep
 from hooked_ssm.training.files import new_folder, read_json, remove_folder, write_json
 from hooked_ssm.training.optimizer import optimizer_names
@@ -81,7 +82,7 @@ def checkpoint_folders(folder: Path | str) -> list[Path]:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizer, state: LoopState, keep: Keep = "last"
+    folder: Path, model: HookedModel, optimizer: Optimizer, state: LoopState, keep: Keep = "last"
 ) -> None:
     """Write the checkpoint of a step, then delete the older ones if only the last is kept.
 
@@ -99,7 +100,7 @@ def save_checkpoint(
                 remove_folder(older)
 
 
-def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> LoopState:
+def load_checkpoint(path: Path, model: HookedModel, optimizer: Optimizer) -> LoopState:
     """Put a checkpoint's weights and optimizer state in place, and return where training stood.
 
     Raises:
@@ -148,5 +149,11 @@ def _differences(saved: Any, now: Any, name: str = "") -> list[str]:
             for key in sorted({*saved, *now})
             if not (name == "train" and key in RESULT_FREE)
             for line in _differences(saved.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+        ]
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [
+            line
+            for number, (old, new) in enumerate(zip(saved, now, strict=True))
+            for line in _differences(old, new, f"{name}[{number}]")
         ]
     return [] if saved == now else [f"{name} is {saved!r} there, {now!r} here"]

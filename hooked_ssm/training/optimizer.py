@@ -46,7 +46,8 @@ def split_by_decay(model: nn.Module) -> tuple[NamedParameters, NamedParameters]:
         if isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }
-    decayed, kept = {}, {}
+    decayed: NamedParameters = {}
+    kept: NamedParameters = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

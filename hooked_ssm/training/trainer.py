@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from hooked_ssm.errors import ConfigError, HookedSSMError
+from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import FixedSet, Stream, Task, TaskBatch, TaskStream
 from hooked_ssm.training.checkpoint import (
     LoopState,
@@ -33,7 +34,7 @@ class DivergedError(HookedSSMError, ArithmeticError):
 
 
 def train(
-    model: nn.Module,
+    model: HookedModel,
     task: Task,
     config: TrainConfig,
     *,
@@ -49,7 +50,7 @@ def train(
     is neither read nor changed.
 
     Args:
-        model: A HookedModel. Hooks attached to it act during training.
+        model: Hooks attached to it act during training.
         eval_task: What to evaluate on; None: `task.single_query()`, the documents that ask once.
         progress: Show a progress bar.
 
@@ -69,7 +70,9 @@ def train(
 class _Loop:
     """A run in progress. Its state changes in `_update` alone, by one whole step at a time."""
 
-    def __init__(self, model: nn.Module, task: Task, config: TrainConfig, eval_task: Task) -> None:
+    def __init__(
+        self, model: HookedModel, task: Task, config: TrainConfig, eval_task: Task
+    ) -> None:
         _check_vocabulary(model, task, eval_task)
         self.model = model if config.device is None else model.to(config.device)
         self.config, self.task, self.eval_task = config, task, eval_task
@@ -80,7 +83,8 @@ class _Loop:
         self.documents = _evaluation_set(eval_task, config)
         self.folder = None if config.folder is None else Path(config.folder)
         self.history = History(self.folder and self.folder / "history.jsonl")
-        self.step, self.pending_losses = 0, []
+        self.step = 0
+        self.pending_losses: list[Tensor] = []
         self.stream_state = self.stream.state_dict()
         self.seconds_before, self.started = 0.0, time.perf_counter()
         self.updating = False
@@ -224,9 +228,10 @@ class _Loop:
         done = self.step == self.config.steps
         if not done:
             self._checkpoint()
+        last = self.history.rows[-1]["accuracy"] if done else None
         run = TrainRun(
             config=self.config,
-            accuracy=self.history.rows[-1]["accuracy"] if done else self._accuracy(),
+            accuracy=self._accuracy() if last is None else last,
             chance=self.eval_task.chance,
             steps=self.step,
             seconds=self._seconds(),
@@ -267,7 +272,7 @@ def _evaluation_set(task: Task, config: TrainConfig) -> TaskBatch:
     return task.sample(config.eval_size, config.eval_split, generator=generator)
 
 
-def _check_vocabulary(model: nn.Module, *tasks: Task) -> None:
+def _check_vocabulary(model: HookedModel, *tasks: Task) -> None:
     needed = max(task.d_vocab for task in tasks)
     if model.cfg.d_vocab < needed:
         raise ConfigError(
