@@ -30,7 +30,7 @@ def heatmap(
     zero_centred: bool = True,
     range: tuple[float, float] | None = None,
     text: bool | Literal["auto"] = "auto",
-    hover: Sequence[Sequence[str]] | None = None,
+    hover: Sequence[Sequence[str]] | np.ndarray | None = None,
 ) -> go.Figure:
     """Draw a matrix, first row on top; hovering shows row, column and value.
 
@@ -71,7 +71,7 @@ def labelled_heatmap(
     zero_centred: bool = True,
     limits: tuple[float, float] | None = None,
     text: bool | Literal["auto"] = "auto",
-    hover: Sequence[Sequence[str]] | None = None,
+    hover: Sequence[Sequence[str]] | np.ndarray | None = None,
 ) -> go.Figure:
     """Draw a matrix with labels that are escaped already; titles are of y axis, x axis, values."""
     y_title, x_title, value_name = titles
@@ -94,7 +94,7 @@ def heat_trace(
     *,
     names: tuple[str, str, str],
     text: bool | Literal["auto"] = "auto",
-    hover: Sequence[Sequence[str]] | None = None,
+    hover: Sequence[Sequence[str]] | np.ndarray | None = None,
 ) -> go.Heatmap:
     """Return the trace of one matrix with escaped labels; names are those of row, col and value.
 
@@ -160,7 +160,7 @@ def height_for(n_rows: int, *, row: int = ROW_HEIGHT, least: int = 300, most: in
     return int(min(max(170 + n_rows * row, least), most))
 
 
-def _hover_texts(hover: Sequence[Sequence[str]], shape: tuple[int, ...]) -> np.ndarray:
+def _hover_texts(hover: Sequence[Sequence[str]] | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     texts = np.array([[escape(cell) for cell in line] for line in hover], dtype=object)
     if texts.shape != shape:
         raise ShapeError(f"hover has shape {list(texts.shape)}, but the values {list(shape)}")

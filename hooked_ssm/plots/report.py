@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral, Real
-from typing import Any
+from typing import TypeAlias
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
 
-Item = str | go.Figure | pd.DataFrame | HtmlFigure
+Item: TypeAlias = str | go.Figure | pd.DataFrame | HtmlFigure
 
 PACKAGES = ("hooked-ssm", "torch", "transformer-lens", "plotly")
 
@@ -142,7 +142,7 @@ def table_html(frame: pd.DataFrame) -> str:
     )
 
 
-def _is_numeric(column: pd.Series[Any]) -> bool:
+def _is_numeric(column: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 

@@ -1,0 +1,81 @@
+"""Writing figures: whole or not at all, offline, clear errors."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import stat
+
+import pytest
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.plots import MissingDependencyError, heatmap, save
+from hooked_ssm.plots.save import write_atomically
+from tests.plots.pages import Page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CAN_DRAW = importlib.util.find_spec("kaleido") and any(map(shutil.which, BROWSERS))
+
+TOKENS = ["<bos>", "</script>"]
+
+
+def test_html_is_self_contained(tmp_path):
+    path = save(heatmap([[1.0, 2.0]], cols=TOKENS), tmp_path / "new" / "figure.html")
+    source = path.read_text()
+    page = Page(source)
+    assert page.external() == []
+    assert source.count("plotly.js v") == 1
+    assert "script" in page.tags and source.count("<script") == source.count("</script>")
+    assert os.listdir(path.parent) == ["figure.html"]
+    assert stat.S_IMODE(path.stat().st_mode) & 0o400
+
+
+def test_unknown_extension(tmp_path):
+    with pytest.raises(ConfigError, match="unknown extension '.pdf'.*Allowed: .html, .png, .svg"):
+        save(heatmap([[1.0]]), tmp_path / "figure.pdf")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "figure.html"
+    path.write_text("old")
+
+    def fails(*_):
+        raise OSError("disk")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="disk"):
+        write_atomically(path, b"new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["figure.html"]
+
+
+def test_pictures_need_kaleido(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "kaleido" else find(name, *a)
+    )
+    with pytest.raises(MissingDependencyError, match=r"needs kaleido.*hooked-ssm\[notebooks\]"):
+        save(heatmap([[1.0]]), tmp_path / "figure.png")
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("kaleido"), reason="kaleido is not installed")
+def test_pictures_need_a_browser(tmp_path, monkeypatch):
+    import kaleido.errors
+    import plotly.graph_objects as go
+
+    def no_browser(*_, **__):
+        raise kaleido.errors.ChromeNotFoundError
+
+    monkeypatch.setattr(go.Figure, "to_image", no_browser)
+    with pytest.raises(MissingDependencyError, match="needs Chrome or Chromium"):
+        save(heatmap([[1.0]]), tmp_path / "figure.svg")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="kaleido or Chromium is not installed")
+def test_pictures(tmp_path):
+    fig = heatmap([[1.0, 2.0]], cols=TOKENS)
+    png = save(fig, tmp_path / "figure.png", scale=1, background="#ffffff").read_bytes()
+    assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20], "big") == 900
+    assert fig.layout.paper_bgcolor is None  # the caller's figure is left alone
