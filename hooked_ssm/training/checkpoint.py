@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hooked_ssm.errors import CheckpointError
+from hooked_ssm.files import new_folder, read_json, remove_folder, write_json
 from hooked_ssm.model import HookedModel
 from hooked_ssm.training.config import RESULT_FREE, Keep
-from hooked_ssm.training.files import new_folder, read_json, remove_folder, write_json
 from hooked_ssm.training.optimizer import optimizer_names
 
 FORMAT = 1

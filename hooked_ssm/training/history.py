@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from hooked_ssm.training.files import sync, write_text
+from hooked_ssm.files import sync, write_text
 
 
 class Row(TypedDict):

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from hooked_ssm.errors import CheckpointError
+from hooked_ssm.files import read_json, write_json
 from hooked_ssm.training.config import TrainConfig
-from hooked_ssm.training.files import read_json, write_json
 from hooked_ssm.training.history import Row
 
 COLUMNS = list(Row.__annotations__)

@@ -13,15 +13,27 @@ from typing import Any
 from hooked_ssm.errors import CheckpointError
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a hidden sibling to write; at the end it takes the name `path`, replacing what is there.
+
+    At every moment the old or the new file is there in full; after an exception, the old one.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file so that at every moment its old or its new text is there in full."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync(path.parent)
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
