@@ -15,7 +15,7 @@ from hooked_ssm.errors import CheckpointError
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a hidden sibling to write; at the end it takes the name `path`, replacing what is there.
+    """Yield a hidden sibling to write; at the end it takes the name `path`, replacing any other.
 
     At every moment the old or the new file is there in full; after an exception, the old one.
     """
