@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from hooked_ssm.errors import TaskError
-from hooked_ssm.tasks import IGNORE_INDEX, AssociativeRecall, AssociativeTreecall, Task
+from hooked_ssm.tasks import (
+    IGNORE_INDEX,
+    PAPER_TASKS,
+    AssociativeRecall,
+    AssociativeTreecall,
+    InductionSequences,
+    MultiQueryAssociativeRecall,
+    SelectiveCopying,
+    Task,
+    paper_task,
+)
 
 TASKS = [
     AssociativeRecall(num_kv=64, num_pairs=8),
@@ -20,6 +30,11 @@ TASKS = [
     AssociativeTreecall(
         query_types=("parent", "child"), unambiguous_queries=False, holdout=0.2, seed=3
     ),
+    MultiQueryAssociativeRecall(),
+    MultiQueryAssociativeRecall(num_passes=2, num_fillers=1, power_a=1.0),
+    InductionSequences(),
+    InductionSequences(gap=3, num_copies=3, bos=False),
+    SelectiveCopying(),
 ]
 
 
@@ -156,3 +171,38 @@ def test_unknown_specs_are_refused(as_shipped):
         Task.from_json({"task": "asociative_recall"})
     with pytest.raises(TaskError, match="did you mean 'num_pairs'"):
         Task.from_json({"task": "associative_recall", "num_pair": 3})
+
+
+def test_named_positions_line_up(task):
+    batch = task.sample(50, generator=generator())
+    at = {name: batch.tokens.gather(1, pos[:, None])[:, 0] for name, pos in batch.positions.items()}
+    assert torch.equal(at["query_item_orig"], at["query_item"])
+    assert torch.equal(at["target_item_orig"], at["target_item"])
+    order = [batch.positions[name] for name in ("divider", "query_item", task.answer_position)]
+    assert (order[0] < order[1]).all() and (order[1] <= order[2]).all()
+    assert (batch.positions["query_item_orig"] <= order[0]).all()
+    assert "bos" not in at or (at["bos"] == 1).all()
+
+
+@pytest.mark.parametrize("setting", PAPER_TASKS)
+def test_paper_settings(setting):
+    task = paper_task(setting)
+    sizes = {
+        "ar_32": 8195,
+        "ar_gen": 8195,
+        "pcfg_easy": 23,
+        "pcfg_easy_8192": 8195,
+        "pcfg_medium": 23,
+        "sibling": 23,
+    }
+    assert task.d_vocab == sizes[setting] and task.max_length <= 1024
+    assert len(task.sample(10, generator=generator())) == 10
+    assert getattr(task, "holdout", 0) == (0.2 if setting == "ar_gen" else 0)
+
+
+def test_paper_settings_can_be_changed_and_are_checked():
+    assert paper_task("ar_32", num_pairs=4).num_pairs == 4
+    with pytest.raises(TaskError, match="did you mean 'ar_32'"):
+        paper_task("ar_3")
+    with pytest.raises(TaskError, match="did you mean 'num_pairs'"):
+        paper_task("ar_32", num_pair=4)
