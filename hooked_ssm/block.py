@@ -1,5 +1,8 @@
 """One layer: norm -> mixer -> residual (-> norm -> MLP -> residual). Only here are residuals added.
 
+With `parallel_attn_mlp` (GPT-NeoX) the MLP reads what the mixer reads, the stream that enters the
+block, through a norm of its own, and there is no `hook_resid_mid`.
+
 The norm's output is what the mixer reads: `hook_mixer_in` is `ln1.hook_normalized`'s successor.
 """
 
@@ -34,11 +37,14 @@ class Block(nn.Module):
         mixer = find_mixer(config.mixer_name(layer))
         self.mixer: Mixer = mixer(d_model, config.n_ctx, config.mixer_options(layer))
         self.hook_mixer_out = residual_hook("hook_mixer_out")
-        self.has_mlp = d_mlp > 0
+        self.has_mlp, self.parallel = d_mlp > 0, config.parallel_attn_mlp
         if self.has_mlp:
-            self.hook_resid_mid = residual_hook("hook_resid_mid")
+            if not self.parallel:
+                self.hook_resid_mid = residual_hook("hook_resid_mid")
             self.ln2 = Norm(d_model, kind, eps)
-            self.mlp = MLP(d_model, d_mlp, config.act)
+            self.mlp = MLP(
+                d_model, d_mlp, config.act, gated=config.gated_mlp, bias=config.mlp_bias
+            )
             self.hook_mlp_out = residual_hook("hook_mlp_out")
         self.hook_resid_post = residual_hook("hook_resid_post")
 
@@ -53,8 +59,12 @@ class Block(nn.Module):
         """Return the residual stream after the layer, and what its mixer carries on."""
         resid = self.hook_resid_pre(resid)
         mixed, carried = self.mixer(self.hook_mixer_in(self.ln1(resid)), segment, carried)
-        resid = resid + self.hook_mixer_out(mixed)
-        if self.has_mlp:
-            resid = self.hook_resid_mid(resid)
+        mixed = self.hook_mixer_out(mixed)
+        if not self.has_mlp:
+            resid = resid + mixed
+        elif self.parallel:
+            resid = resid + mixed + self.hook_mlp_out(self.mlp(self.ln2(resid)))
+        else:
+            resid = self.hook_resid_mid(resid + mixed)
             resid = resid + self.hook_mlp_out(self.mlp(self.ln2(resid)))
         return self.hook_resid_post(resid), carried

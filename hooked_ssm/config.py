@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,7 +49,10 @@ class ModelConfig:
         n_heads: Heads of every mixer that has heads.
         d_mlp: Hidden width of the MLP after each mixer; 0 for none. None: 4 d_model, or none after
             mixers that have none in the paper (Mamba, Mamba-2).
-        act: The MLP's nonlinearity, "gelu" (exact) or "silu".
+        act: The MLP's nonlinearity, "gelu" (exact), "gelu_tanh" (GPT-2's), "relu" or "silu".
+        gated_mlp: Whether the MLP multiplies the activated branch by a linear one (Llama).
+        mlp_bias: Whether the MLP's layers have biases.
+        parallel_attn_mlp: Whether mixer and MLP read the same residual stream (GPT-NeoX).
         norm: "layer" or "rms" before each mixer and MLP. None: as in the paper (Mamba: rms).
         norm_eps: Added inside the norms' root.
         final_norm: "layer" or "rms" before the unembedding.
@@ -76,6 +77,9 @@ class ModelConfig:
     n_heads: int = 1
     d_mlp: int | None = None
     act: str = "gelu"
+    gated_mlp: bool = False
+    mlp_bias: bool = True
+    parallel_attn_mlp: bool = False
     norm: str | None = None
     norm_eps: float = 1e-5
     final_norm: str = "layer"
@@ -192,7 +196,8 @@ class ModelConfig:
     @property
     def d_head(self) -> int:
         """Width of an attention head."""
-        return self.d_model // self.n_heads
+        own = {layer.get("d_head") for layer in self.mixers} - {None}  # type: ignore[union-attr]
+        return own.pop() if len(own) == 1 else self.d_model // self.n_heads
 
     @property
     def n_key_value_heads(self) -> int | None:
@@ -244,11 +249,6 @@ class ModelConfig:
     def with_(self, **changes: Any) -> ModelConfig:
         """Return a copy with some fields changed, checked again."""
         return replace(self, **changes)
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Read a config from a JSON file."""
-    return ModelConfig.from_dict(json.loads(path.read_text()))
 
 
 def _setting_names(mixer: str) -> list[str]:

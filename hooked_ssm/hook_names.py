@@ -48,7 +48,8 @@ WORDS: dict[str, Word] = {
     "hook_mixer_in": Word("what the mixer reads", "later"),
     "hook_mixer_out": Word("what the mixer adds to the residual stream", "position"),
     "hook_pre": Word("MLP before its nonlinearity", "position"),
-    "hook_post": Word("MLP after its nonlinearity", "position"),
+    "hook_pre_linear": Word("gated MLP: what the activated branch is multiplied by", "position"),
+    "hook_post": Word("MLP after its nonlinearity (and gate)", "position"),
     "hook_mlp_out": Word("what the MLP adds to the residual stream", "position"),
     # attention and its relatives
     "hook_q": Word("queries", "position"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -85,20 +86,41 @@ class Norm(nn.Module):
         return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "silu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
 
 
 class MLP(nn.Module):
-    """d_model -> d_mlp -> d_model with a nonlinearity in between (exact GELU by default)."""
+    """d_model -> d_mlp -> d_model, plain or gated, with TransformerLens' hook points.
 
-    def __init__(self, d_model: int, d_mlp: int, act: str = "gelu"):
+    plain: post = act(pre),              pre = W_in x + b_in
+    gated: post = act(pre) * pre_linear, pre = W_gate x + b_gate, pre_linear = W_in x + b_in
+    """
+
+    def __init__(
+        self, d_model: int, d_mlp: int, act: str = "gelu", *, gated: bool = False, bias: bool = True
+    ):
         super().__init__()
         self.act = ACTIVATIONS[act]
-        self.fc_in = Linear(d_model, d_mlp)
-        self.fc_out = Linear(d_mlp, d_model, writes_residual=True)
+        self.gated = gated
+        if gated:
+            self.fc_gate = Linear(d_model, d_mlp, bias=bias)
+        self.fc_in = Linear(d_model, d_mlp, bias=bias)
+        self.fc_out = Linear(d_mlp, d_model, bias=bias, writes_residual=True)
         self.hook_pre = SpecHookPoint(spec("hook_pre", "batch pos d_mlp"))
+        if gated:
+            self.hook_pre_linear = SpecHookPoint(spec("hook_pre_linear", "batch pos d_mlp"))
         self.hook_post = SpecHookPoint(spec("hook_post", "batch pos d_mlp"))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the MLP's output. [batch, pos, d_model]"""
-        return self.fc_out(self.hook_post(self.act(self.hook_pre(self.fc_in(x)))))
+        if self.gated:
+            activated = self.act(self.hook_pre(self.fc_gate(x)))
+            post = activated * self.hook_pre_linear(self.fc_in(x))
+        else:
+            post = self.act(self.hook_pre(self.fc_in(x)))
+        return self.fc_out(self.hook_post(post))

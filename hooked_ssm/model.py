@@ -43,9 +43,11 @@ class HookedModel(Tokenising, HookRoot):
 
     Args:
         cfg: Its description.
+        initialise: False leaves all parameters unset, on the CPU and in float32, for a loader
+            that assigns every one of them.
     """
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, *, initialise: bool = True):
         super().__init__()
         self.cfg = cfg
         self.embed = nn.Embedding(
@@ -62,9 +64,10 @@ class HookedModel(Tokenising, HookRoot):
         self.ln_final = Norm(cfg.d_model, cfg.final_norm, cfg.norm_eps)
         if not cfg.tie_embeddings:
             self.unembed = Linear(cfg.d_model, cfg.d_vocab, bias=False)
-        self._initialise(torch.Generator().manual_seed(cfg.seed))
         self.setup()
-        self.to(device=cfg.device, dtype=cfg.dtype)
+        if initialise:
+            self._initialise(torch.Generator().manual_seed(cfg.seed))
+            self.to(device=cfg.device, dtype=cfg.dtype)
 
     def _initialise(self, generator: torch.Generator) -> None:
         cfg = self.cfg
@@ -392,7 +395,7 @@ class HookedModel(Tokenising, HookRoot):
             bias = getattr(getattr(block.mixer, "out_proj", None), "bias", None)
             if mixer_counts and bias is not None:
                 total = total + bias
-            if index < layer and block.has_mlp:
+            if index < layer and block.has_mlp and block.mlp.fc_out.bias is not None:
                 total = total + block.mlp.fc_out.bias
         return total
 
