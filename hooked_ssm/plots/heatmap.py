@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import Labels, axis_labels, escape
-from hooked_ssm.plots.tensors import ArrayLike, with_axes
+from hooked_ssm.plots.tensors import ArrayLike, Limits, with_axes
 
 MAX_CELLS_WITH_TEXT = 200
 MAX_CELLS_WITH_GAPS = 4_000  # beyond it the lines between the cells only cost time
@@ -28,7 +28,7 @@ def heatmap(
     y_title: str | None = None,
     value_name: str = "value",
     zero_centred: bool = True,
-    range: tuple[float, float] | None = None,
+    range: Limits | None = None,
     text: bool | Literal["auto"] = "auto",
     hover: Sequence[Sequence[str]] | np.ndarray | None = None,
 ) -> go.Figure:
@@ -69,7 +69,7 @@ def labelled_heatmap(
     title: str | None,
     titles: tuple[str | None, str | None, str],
     zero_centred: bool = True,
-    limits: tuple[float, float] | None = None,
+    limits: Limits | None = None,
     text: bool | Literal["auto"] = "auto",
     hover: Sequence[Sequence[str]] | np.ndarray | None = None,
 ) -> go.Figure:
@@ -116,7 +116,7 @@ def heat_trace(
 
 
 def colour_scale(
-    z: np.ndarray, *, zero_centred: bool, limits: tuple[float, float] | None = None
+    z: np.ndarray, *, zero_centred: bool, limits: Limits | None = None
 ) -> dict[str, Any]:
     """Return colorscale, zmin, zmax (and zmid = 0 if zero_centred) for a heatmap trace of `z`.
 

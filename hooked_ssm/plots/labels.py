@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from hooked_ssm.errors import ShapeError
 
 LONGEST = 24  # characters of a token shown on an axis
 
-Labels = Sequence[str] | Sequence[int] | Tensor
+Labels: TypeAlias = Sequence[str] | Sequence[int] | Tensor
 
 
 def escape(text: object) -> str:

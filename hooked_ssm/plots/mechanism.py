@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,8 +18,8 @@ from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape
 
-Row = Mapping[str, Any]
-XAxis = Literal["query", "key+query"]
+Row: TypeAlias = Mapping[str, Any]
+XAxis: TypeAlias = Literal["query", "key+query"]
 
 POSITIONS = ("key", "query", "value")
 SOLVED_FROM = 0.9  # accuracy, for rows that carry no verdict

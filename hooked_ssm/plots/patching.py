@@ -20,7 +20,7 @@ from hooked_ssm.plots.heatmap import (
     shared_colour_axis,
 )
 from hooked_ssm.plots.labels import Labels, axis_labels, checked, escape, token_labels
-from hooked_ssm.plots.tensors import ArrayLike, with_axes
+from hooked_ssm.plots.tensors import ArrayLike, Limits, with_axes
 
 WIDE = 24  # positions from which small multiples are stacked, not set side by side
 
@@ -34,7 +34,7 @@ def patching_heatmap(
     title: str | None = None,
     value_name: str = "effect",
     x_title: str = "position",
-    range: tuple[float, float] | None = None,
+    range: Limits | None = None,
 ) -> go.Figure:
     """Draw the effect of patching each layer at each position, on a scale centred at zero.
 

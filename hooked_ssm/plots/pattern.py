@@ -13,7 +13,7 @@ from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.heatmap import category_axis, colour_scale, heat_trace, shared_colour_axis
 from hooked_ssm.plots.labels import Labels, checked, escape, token_labels
-from hooked_ssm.plots.tensors import ArrayLike, with_axes
+from hooked_ssm.plots.tensors import ArrayLike, Limits, with_axes
 
 AXES = ["[query_pos key_pos]", "[head query_pos key_pos]"]
 
@@ -27,7 +27,7 @@ def pattern(
     kind: str = "head",
     most: int = 6,
     title: str | None = None,
-    range: tuple[float, float] | None = None,
+    range: Limits | None = None,
 ) -> go.Figure:
     """Draw a token-mixing pattern, queries down, keys across, one facet per head or channel.
 

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.plots.dependencies import MissingDependencyError
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
+from hooked_ssm.plots.tensors import Number
 
 EXTENSIONS = (".html", ".png", ".svg")
 
@@ -21,7 +22,7 @@ def save(
     path: str | Path,
     *,
     width: int = 900,
-    scale: float = 2,
+    scale: Number = 2,
     background: str | None = None,
 ) -> Path:
     """Write `figure` to `path` and return the path; the file appears whole or not at all.
@@ -68,7 +69,7 @@ def _page(figure: go.Figure | HtmlFigure) -> str:
 
 
 def _picture(
-    figure: go.Figure, kind: str, width: int, scale: float, background: str | None
+    figure: go.Figure, kind: str, width: int, scale: Number, background: str | None
 ) -> bytes:
     if importlib.util.find_spec("kaleido") is None:
         raise MissingDependencyError(

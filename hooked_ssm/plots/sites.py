@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from hooked_ssm.errors import ConfigError, ShapeError, unknown
 from hooked_ssm.plots.heatmap import labelled_heatmap
 from hooked_ssm.plots.labels import escape, listing
+from hooked_ssm.plots.tensors import Limits
 
 COLUMNS = ("corrupt", "restore", "site", "layer", "direction", "attribution")
 
@@ -20,7 +21,7 @@ def site_restoration(
     direction: str | None = None,
     sites: list[str] | None = None,
     title: str | None = None,
-    range: tuple[float, float] | None = (-1.0, 1.0),
+    range: Limits | None = (-1.0, 1.0),
 ) -> go.Figure:
     """Draw attribution by (layer, site), down, and restored position, across, for one corruption.
 

@@ -8,7 +8,7 @@ shape for a type checker to see.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from hooked_ssm.errors import ShapeError
 
-ArrayLike = Tensor | np.ndarray | Sequence[Any] | float | int
+Number: TypeAlias = float | int  # spelled out: beartype does not take an int for a float
+Limits: TypeAlias = tuple[Number, Number]
+ArrayLike: TypeAlias = Tensor | np.ndarray | Sequence[Any] | Number
 
 
 def to_numpy(x: ArrayLike) -> np.ndarray:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape
+from hooked_ssm.plots.tensors import Number
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS_UP_TO = 40  # points of a curve that get a marker each
@@ -17,7 +18,7 @@ MARKERS_UP_TO = 40  # points of a curve that get a marker each
 
 def accuracy_curve(
     histories: Mapping[str, pd.DataFrame],
-    chance: float | None = None,
+    chance: Number | None = None,
     *,
     title: str | None = "Accuracy over training",
 ) -> go.Figure:

@@ -101,7 +101,7 @@ def test_rows_must_be_whole(plot):
         plot([{**ROWS[0], "attribution": {"key": 0, "query": 0}}])
 
 
-def test_scatter_refuses_another_axis():
+def test_scatter_refuses_another_axis(as_shipped):
     with pytest.raises(ConfigError, match="'query', 'key\\+query'"):
         mechanism_scatter(ROWS, x="key")
 

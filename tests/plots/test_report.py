@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 import pandas as pd
@@ -18,7 +19,7 @@ FRAME = pd.DataFrame(
 )
 
 
-def _page(items) -> str:
+def _page(items: Sequence[object]) -> str:
     return report_page(
         f"Report {NASTY}",
         [Section(f"Part {NASTY}", items), ("", ["Last."])],
@@ -64,6 +65,6 @@ def test_defaults_say_command_versions_and_time():
     assert "torch" in text and "python" in text and str(datetime.now().year) in text
 
 
-def test_other_items_are_refused():
+def test_other_items_are_refused(as_shipped):
     with pytest.raises(ConfigError, match="cannot put a int in a report"):
         _page([3])

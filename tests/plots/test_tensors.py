@@ -37,7 +37,6 @@ def test_to_numpy_keeps_float64_and_booleans_become_0_and_1():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_to_numpy_takes_cuda_tensors():
     assert to_numpy(torch.ones(2, device="cuda", dtype=torch.bfloat16)).tolist() == [1.0, 1.0]
 
