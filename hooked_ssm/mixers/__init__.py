@@ -7,13 +7,21 @@ from hooked_ssm.mixers.attention import Attention
 from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.base_conv import BaseConv
 from hooked_ssm.mixers.based import Based
+from hooked_ssm.mixers.delta_net import DeltaNet
+from hooked_ssm.mixers.gated_delta_net import GatedDeltaNet
+from hooked_ssm.mixers.gla import GLA
 from hooked_ssm.mixers.mamba import Mamba
+from hooked_ssm.mixers.mamba2 import Mamba2
 
 MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
     "base_conv": BaseConv,
     "based": Based,
     "mamba": Mamba,
+    "mamba2": Mamba2,
+    "delta_net": DeltaNet,
+    "gated_delta_net": GatedDeltaNet,
+    "gla": GLA,
 }
 
 
