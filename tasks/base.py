@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -26,7 +26,6 @@ PAD, BOS, EOS = 0, 1, 2
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 
 Split = Literal["train", "dev", "test"]
-Loss = Literal["query", "all"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TaskBatch:
     Attributes:
         tokens: The documents. [batch, pos]
         labels: labels[i, t] is the token to predict *at* t, that is tokens[i, t + 1]; IGNORE_INDEX
-            where the query-only loss does not train. [batch, pos]
+            where the answer-only loss does not train. `all_labels` has the other loss. [batch, pos]
         answer: The token to predict at positions["query_item"]. [batch]
         positions: Named positions; every name is present for every document. name -> [batch]
         lengths: Tokens of each document, padding left out. [batch]
@@ -84,17 +83,7 @@ class TaskBatch:
         labels[:, :-1] = self.tokens[:, 1:].where(self.mask[:, 1:], IGNORE_INDEX)
         return labels
 
-    def labels_for(self, loss: Loss) -> Tokens:
-        """Return the labels of the query-only loss ("query") or the all-token loss ("all").
-
-        Raises:
-            TaskError: Unknown loss.
-        """
-        if loss not in get_args(Loss):
-            raise TaskError(unknown("loss", loss, get_args(Loss)))
-        return self.labels if loss == "query" else self.all_labels()
-
-    def _map(self, change) -> TaskBatch:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> TaskBatch:
         return TaskBatch(
             tokens=change(self.tokens),
             labels=change(self.labels),
@@ -104,6 +93,7 @@ class TaskBatch:
         )
 
 
+@dataclass(frozen=True)
 class Task(ABC):
     """A family of documents with a query each. Subclasses are frozen dataclasses of JSON values.
 
@@ -215,6 +205,11 @@ class Task(ABC):
         put_in = absent_tokens(avoid, self.token_range(position_name), generator)
         return dataclasses.replace(batch, tokens=batch.tokens.scatter(1, pos, put_in.unsqueeze(1)))
 
+    @property
+    def token_names(self) -> list[str]:
+        """The readable form of every token id, in order."""
+        return [self._decode(token) for token in range(self.d_vocab)]
+
     def decode(self, tokens: Int[Tensor, " pos"] | Sequence[int]) -> list[str]:
         """Return the readable form of each token of one document.
 
@@ -243,7 +238,7 @@ class Task(ABC):
         Raises:
             TaskError: Unknown task name, or fields the task does not have.
         """
-        kind = Task._by_name.get(spec.get("task"))
+        kind = Task._by_name.get(str(spec.get("task")))
         if kind is None:
             raise TaskError(unknown("task", spec.get("task"), Task._by_name))
         return kind._from_fields({key: value for key, value in spec.items() if key != "task"})

@@ -188,13 +188,14 @@ def test_repeats_layout_trains_on_repeated_keys_only():
     task = AssociativeRecall(num_kv=64, num_pairs=8, num_queries=17, layout="repeats")
     batch = task.sample(200, generator=generator())
     assert batch.tokens.shape[1] == task.max_length == 3 + 2 * 25
+    kind = task.keys
     for tokens, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
-        keys = [token for token in tokens if token in task.keys]
+        keys = [token for token in tokens if token in kind]
         assert len(set(keys)) == 8 and len(keys) == 25
         seen = set()
         for token, label in zip(tokens, labels, strict=True):
             assert (label != IGNORE_INDEX) == (token in seen)
-            if token in task.keys:
+            if token in kind:
                 seen.add(token)
 
 

@@ -77,7 +77,7 @@ def test_labels_are_next_tokens(task):
     following[:, :-1] = batch.tokens[:, 1:]
     trained = batch.labels != IGNORE_INDEX
     assert torch.equal(batch.labels[trained], following[trained])
-    all_labels = batch.labels_for("all")
+    all_labels = batch.all_labels()
     assert torch.equal((all_labels != IGNORE_INDEX).sum(1), batch.lengths - 1)
     assert torch.equal(all_labels[trained], batch.labels[trained])
 
@@ -129,7 +129,8 @@ def test_decode_and_describe_are_readable(task):
     batch = task.sample(1, generator=generator())
     words = task.decode(batch.tokens[0])
     assert len(words) == batch.tokens.shape[1] and all(words)
-    assert len({task.decode([token])[0] for token in range(task.d_vocab)}) == task.d_vocab
+    assert len(set(task.token_names)) == task.d_vocab
+    assert words == [task.token_names[token] for token in batch.tokens[0]]
     assert len(task.describe()) > 20
     assert 0 < task.blind_chance <= task.chance <= 1
 
@@ -162,8 +163,6 @@ def test_errors_say_what_is_allowed(task, as_shipped):
         task.decode([task.d_vocab])
     with pytest.raises(TaskError, match="batch axis"):
         batch[0]
-    with pytest.raises(TaskError, match="Allowed: query, all"):
-        batch.labels_for("last")
 
 
 def test_unknown_specs_are_refused(as_shipped):

@@ -107,7 +107,7 @@ def test_deep_trees_need_no_recursion():
         start=(1.0, 0.0),
     )
     for side in ("left", "right"):
-        sentences = draw(chain, 20, side, max_length=200_000, max_depth=100_000)
+        sentences = draw(chain, 8, side, max_length=200_000, max_depth=100_000)
         deepest = max(sentences, key=lambda sentence: sentence.depth)
         assert deepest.depth > 2000
         assert len(deepest.draw().splitlines()) == len(deepest) == 2 * deepest.depth
@@ -132,7 +132,7 @@ def test_random_grammar_is_seeded():
 def terminal_share(**options):
     symbols = [
         symbol
-        for seed in range(20)
+        for seed in range(8)
         for rules in random_grammar(**{**PAPER, "max_depth": 1, **options}, seed=seed).rules
         for rule in rules
         for symbol in rule.symbols

@@ -36,9 +36,9 @@ def test_golden_document_without_noise():
 
 def test_items_come_back_in_order():
     task = SelectiveCopying()
-    batch = task.sample(500, generator=generator())
+    batch, kind = task.sample(500, generator=generator()), task.items
     for tokens, labels in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
-        items = [token for token in tokens[1:33] if token in task.items]
+        items = [token for token in tokens[1:33] if token in kind]
         assert len(items) == 8 and set(tokens[1:33]) - set(items) == {3}
         assert tokens[34:42] == items == [label for label in labels if label != IGNORE_INDEX]
     places = (batch.tokens[:, 1:33] != 3).double().mean(0)
