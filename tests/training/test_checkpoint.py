@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hooked_ssm.model import HookedModel
-from hooked_ssm.tasks import AssociativeRecall
 
 from hooked_ssm import files
 from hooked_ssm.errors import CheckpointError
+from hooked_ssm.model import HookedModel
+from hooked_ssm.tasks import AssociativeRecall
 from hooked_ssm.training import TrainRun, checkpoint, checkpoint_folders, train
 from tests.training.tiny import assert_same_run, tiny_config, tiny_model, tiny_run
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from hooked_ssm.tasks import IGNORE_INDEX, TaskBatch
 from torch import nn
 
 from hooked_ssm.errors import ConfigError
+from hooked_ssm.tasks import IGNORE_INDEX, TaskBatch
 from hooked_ssm.training import answer_accuracy, training_loss
 
 TOKENS = torch.tensor([[1, 3, 4, 2], [1, 4, 0, 0]])

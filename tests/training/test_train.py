@@ -8,9 +8,9 @@ import threading
 import pandas as pd
 import pytest
 import torch
-from hooked_ssm.tasks import AssociativeRecall
 
 from hooked_ssm.errors import CheckpointError, ConfigError
+from hooked_ssm.tasks import AssociativeRecall
 from hooked_ssm.training import DivergedError, TrainRun, learning_rate, train
 from tests.training.tiny import TASK, assert_same_run, tiny_config, tiny_model, tiny_run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
+
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import AssociativeRecall
-from torch import nn
-
 from hooked_ssm.training import TrainConfig, TrainRun, train
 
 TASK = AssociativeRecall(num_kv=12, num_pairs=2)
