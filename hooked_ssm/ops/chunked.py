@@ -13,6 +13,7 @@ per group r, position in the chunk l.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -147,7 +148,7 @@ class _Tokens:
         lengths = [end - before for before, end in zip([-1, *ends], ends, strict=False)]
         rest = self.q.shape[-2] - sum(lengths)
 
-        def cut(x: Tensor | None) -> list[Tensor | None]:
+        def cut(x: Tensor | None) -> Sequence[Tensor | None]:
             return [None] * len(ends) if x is None else x.split([*lengths, rest], dim=-2)[:-1]
 
         pieces = zip(*map(cut, (self.q, self.k, self.v, self.log_decay)), strict=True)

@@ -169,7 +169,7 @@ def test_low_precision_is_computed_in_float32():
     ],
     ids=["decay width", "decay axes", "initial_state", "position"],
 )
-def test_errors_name_the_argument(change, message):
+def test_errors_name_the_argument(change, message, as_shipped):
     with pytest.raises(ShapeError, match=message):
         gla(**{**make(2, 6, 2, 3, 4), **change})
 

@@ -147,7 +147,7 @@ def test_low_precision_is_computed_in_float32():
     assert out.normalizer.dtype == torch.float32
 
 
-def test_dispatch_says_what_ran_and_refuses_what_cannot():
+def test_dispatch_says_what_ran_and_refuses_what_cannot(as_shipped):
     inputs = make(1, 3, 1, 2, 2)
     linear_attention(**inputs)
     assert last_impl() == ("linear_attention", "cpu")
@@ -170,7 +170,7 @@ def test_dispatch_says_what_ran_and_refuses_what_cannot():
     ],
     ids=["k", "v", "initial_state", "position"],
 )
-def test_errors_name_the_argument(change, message):
+def test_errors_name_the_argument(change, message, as_shipped):
     with pytest.raises(ShapeError, match=message):
         linear_attention(**{**make(2, 6, 2, 3, 4), **change})
 

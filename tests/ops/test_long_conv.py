@@ -113,7 +113,7 @@ def test_low_precision_is_computed_in_float32():
     ],
     ids=["channels", "no taps", "skip", "history"],
 )
-def test_errors_name_the_argument(change, message):
+def test_errors_name_the_argument(change, message, as_shipped):
     with pytest.raises(ShapeError, match=message):
         long_conv(**{**make(2, 6, 3, 4), **change})
 

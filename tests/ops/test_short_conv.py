@@ -132,7 +132,7 @@ def test_final_window_does_not_keep_the_sequence_alive():
     ],
     ids=["channels", "no taps", "bias axes", "window", "empty", "integers", "position"],
 )
-def test_errors_name_the_argument(change, message):
+def test_errors_name_the_argument(change, message, as_shipped):
     with pytest.raises(ShapeError, match=message):
         short_conv(**{**make(2, 6, 3, 4), **change})
 

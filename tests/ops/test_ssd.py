@@ -199,7 +199,7 @@ def test_low_precision_is_computed_in_float32():
     ],
     ids=["dt", "C", "initial_state", "groups", "position"],
 )
-def test_errors_name_the_argument(change, message):
+def test_errors_name_the_argument(change, message, as_shipped):
     with pytest.raises(ShapeError, match=message):
         ssd(**{**make(2, 6, 4, 2, 2, 3), **change})
 
