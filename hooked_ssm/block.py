@@ -8,6 +8,7 @@ The norm's output is what the mixer reads: `hook_mixer_in` is `ln1.hook_normaliz
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from hooked_ssm.config import ModelConfig
@@ -16,12 +17,27 @@ from hooked_ssm.hook_points import SpecHookPoint
 from hooked_ssm.layers import MLP, Norm
 from hooked_ssm.mixers import Carried, Mixer, Segment, find_mixer
 
+AFTER_MIXING = ("hook_resid_mid", "ln2.", "mlp.", "hook_mlp_out", "hook_resid_post")
+"""Hook points at which a position no longer acts on others within the layer."""
+
 _RESIDUAL = "batch pos d_model"
 
 
 def residual_hook(name: str) -> SpecHookPoint:
     """Return a hook point on something as wide as the residual stream."""
     return SpecHookPoint(spec(name, _RESIDUAL))
+
+
+def select(x: Tensor, positions: Tensor) -> Tensor:
+    """Return x at some positions.
+
+    Args:
+        x: [batch, pos, ...]
+        positions: A mask [batch, pos] -> [selected, ...]; or indices [batch, k] -> [batch, k, ...].
+    """
+    if positions.dtype == torch.bool:
+        return x[positions]
+    return x[torch.arange(len(x), device=x.device)[:, None], positions]
 
 
 class Block(nn.Module):
@@ -42,11 +58,17 @@ class Block(nn.Module):
             if not self.parallel:
                 self.hook_resid_mid = residual_hook("hook_resid_mid")
             self.ln2 = Norm(d_model, kind, eps)
-            self.mlp = MLP(
-                d_model, d_mlp, config.act, gated=config.gated_mlp, bias=config.mlp_bias
-            )
+            self.mlp = MLP(d_model, d_mlp, config.act, gated=config.gated_mlp, bias=config.mlp_bias)
             self.hook_mlp_out = residual_hook("hook_mlp_out")
         self.hook_resid_post = residual_hook("hook_resid_post")
+
+    def listened_after_mixing(self) -> bool:
+        """Whether somebody listens to what follows `hook_mixer_out`, at positions nobody reads."""
+        return any(
+            point.listened
+            for name, point in self.named_modules()
+            if isinstance(point, SpecHookPoint) and name.startswith(AFTER_MIXING)
+        )
 
     @property
     def attn(self) -> Mixer:
@@ -54,12 +76,23 @@ class Block(nn.Module):
         return self.mixer
 
     def forward(
-        self, resid: Tensor, segment: Segment, carried: Carried | None = None
+        self,
+        resid: Tensor,
+        segment: Segment,
+        carried: Carried | None = None,
+        only_at: Tensor | None = None,
     ) -> tuple[Tensor, Carried]:
-        """Return the residual stream after the layer, and what its mixer carries on."""
+        """Return the residual stream after the layer, and what its mixer carries on.
+
+        Args:
+            only_at: Positions that anybody needs of the result (see `select`); what follows the
+                mixer is computed only there. None: all.
+        """
         resid = self.hook_resid_pre(resid)
         mixed, carried = self.mixer(self.hook_mixer_in(self.ln1(resid)), segment, carried)
         mixed = self.hook_mixer_out(mixed)
+        if only_at is not None:
+            resid, mixed = select(resid, only_at), select(mixed, only_at)
         if not self.has_mlp:
             resid = resid + mixed
         elif self.parallel:

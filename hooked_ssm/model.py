@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_ssm.block import Block, residual_hook
+from hooked_ssm.block import Block, residual_hook, select
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import HookNameError, HookUnavailableError, ShapeError
 from hooked_ssm.hook_names import Role
@@ -128,13 +128,16 @@ class HookedModel(Tokenising, HookRoot):
             resid = self._check_residual(tokens)
             segment = self._segment(resid.shape[:2], resid.device, attention_mask)
         self._refuse_unreachable(segment.length)
-        resid, _ = self._run_blocks(resid, segment, None, start_at_layer or 0, stop_at_layer)
+        first = start_at_layer or 0
+        early = logit_positions is not None and self._may_select_early(first, stop_at_layer)
+        only_at = logit_positions if early else None
+        resid, _ = self._run_blocks(resid, segment, None, first, stop_at_layer, only_at)
         if stop_at_layer is not None:
             return resid
         if return_type is None:
             self.ln_final(resid)
             return None
-        logits = self.logits_at(self.ln_final(resid), logit_positions)
+        logits = self.logits_at(self.ln_final(resid), None if early else logit_positions)
         if return_type == "logits":
             return logits
         if ids is None or logit_positions is not None:
@@ -222,13 +225,8 @@ class HookedModel(Tokenising, HookRoot):
         self, normalised: Float[Tensor, "batch pos d_model"], positions: Tensor | None = None
     ) -> Tensor:
         """Unembed the final norm's output, everywhere or only where wanted (see `forward`)."""
-        if positions is not None:
-            if positions.dtype == torch.bool:
-                normalised = normalised[positions]
-            else:
-                index = positions[..., None].expand(*positions.shape, normalised.shape[-1])
-                normalised = normalised.gather(1, index)
-        return F.linear(normalised, self.W_U.T)
+        kept = normalised if positions is None else select(normalised, positions)
+        return F.linear(kept, self.W_U.T)
 
     def _embed(self, ids: Tensor, segment: Segment) -> Tensor:
         resid = self.hook_embed(self.embed(ids))
@@ -245,13 +243,25 @@ class HookedModel(Tokenising, HookRoot):
         past: Past | None,
         start: int = 0,
         stop: int | None = None,
+        only_at: Tensor | None = None,
     ) -> tuple[Tensor, list[Carried]]:
         layers = []
         for layer in range(len(self.blocks))[start:stop]:
             carried = None if past is None else past.layers[layer]
-            resid, handed_on = self.blocks[layer](resid, segment, carried)
+            last = layer == len(self.blocks) - 1
+            resid, handed_on = self.blocks[layer](
+                resid, segment, carried, only_at if last else None
+            )
             layers.append(handed_on)
         return resid, layers
+
+    def _may_select_early(self, first: int, stop: int | None) -> bool:
+        """Whether the last layer may skip positions nobody reads: it runs, and nobody listens."""
+        if stop is not None or first >= len(self.blocks):
+            return False
+        final = (self.ln_final.hook_scale, self.ln_final.hook_normalized)
+        last: Block = self.blocks[-1]  # type: ignore[assignment]
+        return not (last.listened_after_mixing() or any(hook.listened for hook in final))
 
     # Checks.
 

@@ -1,0 +1,92 @@
+"""Sites: where in a layer an analysis looks, by one word for every architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hooked_ssm.errors import HookNameError
+from hooked_ssm.model import HookedModel
+
+BLOCK_SITES = ("resid_pre", "mixer_in", "mixer_out", "mlp_in", "mlp_out", "resid_post")
+"""Inputs and outputs of block, mixer and MLP; a layer without an MLP has no mlp_in and mlp_out."""
+
+# Words that are not the name of a hook point of the block or a role of its mixer.
+_SPELLED = {"mlp_in": "ln2.hook_normalized"}
+
+
+class Site(NamedTuple):
+    """One activation of one layer.
+
+    Attributes:
+        word: What was asked for: a block-level word, a role, or a mixer's hook word.
+        layer: The layer.
+        hook: The hook name; for per-position hook points, of their family.
+        per_position: Whether `hook` is a family: `hook.{t}`.
+    """
+
+    word: str
+    layer: int
+    hook: str
+    per_position: bool
+
+
+def find_site(model: HookedModel, layer: int, word: str) -> Site:
+    """Return the site a word stands for in a layer.
+
+    Args:
+        word: "resid_pre", "mixer_in", "mixer_out", "mlp_in", "mlp_out", "resid_post", a role
+            ("query", "state", "carry", "conv", "pattern", ...), or the end of one of the mixer's
+            hook names ("ssm_dt", "q").
+
+    Raises:
+        HookNameError: The layer has no such thing; says what it has.
+    """
+    if word in _SPELLED:
+        hook = f"blocks.{layer}.{_SPELLED[word]}"
+        if hook not in model.hook_dict:
+            raise HookNameError(f"layer {layer} of the {model.title} has no {word} (no MLP)")
+        return Site(word, layer, hook, per_position=False)
+    # A position is given only to get the name of a family; it is cut off again.
+    hook = model.hook_name(layer, word, position=0)
+    family = hook.removesuffix(".0")
+    if family in model.families:
+        return Site(word, layer, family, per_position=True)
+    return Site(word, layer, hook, per_position=False)
+
+
+def find_sites(
+    model: HookedModel, words: Sequence[str], layers: Sequence[int] | None = None
+) -> list[Site]:
+    """Return the sites of several words in several layers, layer by layer.
+
+    A layer that lacks a word is passed over (stacks of different mixers differ), but a word that
+    no layer has is an error.
+
+    Raises:
+        HookNameError: No layer has one of the words.
+    """
+    layers = range(len(model.blocks)) if layers is None else layers
+    found: list[Site] = []
+    for word in words:
+        here, refusal = [], None
+        for layer in layers:
+            try:
+                here.append(find_site(model, layer, word))
+            except HookNameError as error:
+                refusal = error
+        if not here and refusal is not None:
+            raise refusal
+        found += here
+    return sorted(found, key=lambda site: site.layer)
+
+
+def block_sites(model: HookedModel, layers: Sequence[int] | None = None) -> list[Site]:
+    """Return the inputs and outputs of every block, mixer and MLP that the layers have."""
+    layers = range(len(model.blocks)) if layers is None else layers
+    found = []
+    for layer in layers:
+        has_mlp = model.blocks[layer % len(model.blocks)].has_mlp
+        words = [w for w in BLOCK_SITES if has_mlp or not w.startswith("mlp")]
+        found += [find_site(model, layer, word) for word in words]
+    return found
