@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from hooked_ssm.errors import ConfigError, HookedSSMError
 from hooked_ssm.model import HookedModel
-from hooked_ssm.tasks import FixedSet, Stream, Task, TaskBatch, TaskStream
+from hooked_ssm.tasks import FixedSet, Stream, Task, TaskBatch
 from hooked_ssm.training.checkpoint import (
     LoopState,
     checkpoint_folders,
@@ -261,7 +261,7 @@ class _Loop:
         bar.update(self.step - bar.n)
 
 
-def _training_stream(task: Task, config: TrainConfig) -> TaskStream:
+def _training_stream(task: Task, config: TrainConfig) -> Stream | FixedSet:
     if config.train_set_size is None:
         return Stream(task, derived_seed(config.seed, "training stream"))
     return FixedSet(task, config.train_set_size, derived_seed(config.seed, "training set"))

@@ -34,7 +34,7 @@ from tests.training.tiny import tiny_config
         ({"keep_checkpoints": "none"}, "unknown keep_checkpoints"),
     ],
 )
-def test_bad_values_are_refused(changes, message):
+def test_bad_values_are_refused(changes, message, as_shipped):
     with pytest.raises(ConfigError, match=message):
         tiny_config(**changes)
 
