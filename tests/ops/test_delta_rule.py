@@ -292,7 +292,7 @@ def test_out_of_domain_fails_loudly():
         ("initial_state", (2, 2, 3, 4), "initial_state has shape"),
     ],
 )
-def test_wrong_shapes_are_named(name, shape, message):
+def test_wrong_shapes_are_named(as_shipped, name, shape, message):
     inputs = {**make(2, 5, 2, 4, 3), name: torch.zeros(shape, dtype=torch.float64)}
     with pytest.raises(ShapeError, match=message):
         delta_rule(**inputs)
