@@ -19,6 +19,7 @@ Role = Literal[
 ROLES: tuple[str, ...] = get_args(Role)
 
 Reach = Literal["later", "position"]
+Numbers = Literal["model", "core", "complex"]
 
 
 class Word(NamedTuple):
@@ -29,11 +30,14 @@ class Word(NamedTuple):
         reach: Where in time an edit at position t acts *inside this mixer*: "later" = at t and at
             every later position, "position" = at t only (a pattern's row counts as its position).
         heavy: Computed only when somebody listens to this very name.
+        numbers: "model" = of the model's dtype; "core" = float32 under any narrower one;
+            "complex" = pairs of such.
     """
 
     meaning: str
     reach: Reach
     heavy: bool = False
+    numbers: Numbers = "model"
 
 
 WORDS: dict[str, Word] = {
@@ -43,7 +47,7 @@ WORDS: dict[str, Word] = {
     "hook_resid_pre": Word("residual stream entering the block", "later"),
     "hook_resid_mid": Word("residual stream between mixer and MLP", "later"),
     "hook_resid_post": Word("residual stream leaving the block", "later"),
-    "hook_scale": Word("what the norm divides by", "position"),
+    "hook_scale": Word("what the norm divides by", "position", numbers="core"),
     "hook_normalized": Word("the norm's output, after its weight and bias", "position"),
     "hook_mixer_in": Word("what the mixer reads", "later"),
     "hook_mixer_out": Word("what the mixer adds to the residual stream", "position"),
@@ -62,8 +66,10 @@ WORDS: dict[str, Word] = {
     "hook_q_normed": Word("queries scaled to unit length", "position"),
     "hook_k_normed": Word("keys scaled to unit length", "later"),
     "hook_attn_scores": Word("scores before the softmax, masked with -inf", "position"),
-    "hook_pattern": Word("exact token-mixing matrix: pattern @ value = mixed", "position", True),
-    "hook_normalizer": Word("what the numerator is divided by", "position"),
+    "hook_pattern": Word(
+        "exact token-mixing matrix: pattern @ value = mixed", "position", True, numbers="core"
+    ),
+    "hook_normalizer": Word("what the numerator is divided by", "position", numbers="core"),
     "hook_z": Word("mixed values per head", "position"),
     "hook_result": Word("each head's share of the mixer's output", "position", True),
     # projections, convolutions, gates
@@ -72,7 +78,9 @@ WORDS: dict[str, Word] = {
     "hook_conv_q": Word("queries after their short convolution", "position"),
     "hook_conv_k": Word("keys after their short convolution", "later"),
     "hook_conv_v": Word("values after their short convolution", "later"),
-    "hook_conv_carry": Word("the convolution's window handed on after token t", "later"),
+    "hook_conv_carry": Word(
+        "the convolution's window handed on after token t", "later", numbers="core"
+    ),
     "hook_filter": Word("the long convolution's filter", "later"),
     "hook_long_conv": Word("the long convolution's output", "position"),
     "hook_shift": Word("keys after the shift SSM", "later"),
@@ -81,15 +89,23 @@ WORDS: dict[str, Word] = {
     "hook_x1": Word("the gate before the long convolution", "later"),
     "hook_x2": Word("the gate after the long convolution", "position"),
     # recurrences: h[t] = decay[t] carry[t-1] + write[t]; carry[t] = h[t]; y[t] = read(state[t])
-    "hook_ssm_dt": Word("step size after softplus", "later"),
+    "hook_ssm_dt": Word("step size after softplus", "later", numbers="core"),
     "hook_ssm_B": Word("how the value is written into the state", "later"),
     "hook_ssm_C": Word("how the state is read", "position"),
     "hook_beta": Word("how strongly the delta rule writes", "later"),
     "hook_delta": Word("prediction error the delta rule writes: v - S k", "later"),
-    "hook_ssm_decay": Word("what the carried state is multiplied by", "later", True),
-    "hook_ssm_write": Word("what is added to the state at t; an edit re-runs it", "later", True),
-    "hook_ssm_carry": Word("the state handed on after token t; an edit propagates", "later"),
-    "hook_ssm_state": Word("the state read at t; an edit changes this read only", "position", True),
+    "hook_ssm_decay": Word(
+        "what the carried state is multiplied by", "later", True, numbers="core"
+    ),
+    "hook_ssm_write": Word(
+        "what is added to the state at t; an edit re-runs it", "later", True, numbers="core"
+    ),
+    "hook_ssm_carry": Word(
+        "the state handed on after token t; an edit propagates", "later", numbers="core"
+    ),
+    "hook_ssm_state": Word(
+        "the state read at t; an edit changes this read only", "position", True, numbers="core"
+    ),
     # outputs
     "hook_y": Word("mixed values per channel", "position"),
     "hook_y_skip": Word("mixed values plus the skip D x", "position"),
@@ -108,7 +124,7 @@ class HookSpec:
         name: Its last component, such as "hook_ssm_state".
         axes: Axis names in order.
         roles: What analyses may ask for it as.
-        meaning, reach, heavy: As in `Word`.
+        meaning, reach, heavy, numbers: As in `Word`.
         per_position: True for names that end in `.{t}`, one hook point per position.
     """
 
@@ -119,6 +135,7 @@ class HookSpec:
     reach: Reach
     heavy: bool
     per_position: bool = False
+    numbers: Numbers = "model"
 
     @property
     def position_axis(self) -> int | None:
@@ -126,12 +143,9 @@ class HookSpec:
         return next((i for i, axis in enumerate(self.axes) if axis in POSITION_AXES), None)
 
     def bytes_per_number(self, dtype: torch.dtype) -> int:
-        """Size of one number: states, writes and decays are float32 under any narrower dtype."""
-        core = self.name.startswith(("hook_ssm_", "hook_conv_carry")) and self.name not in (
-            "hook_ssm_B",
-            "hook_ssm_C",
-        )
-        return max(dtype.itemsize, 4) if core else dtype.itemsize
+        """Size of one number of the activation in a model of this dtype."""
+        core = max(dtype.itemsize, 4)
+        return {"model": dtype.itemsize, "core": core, "complex": 2 * core}[self.numbers]
 
     @property
     def has_batch(self) -> bool:
@@ -146,6 +160,7 @@ def spec(
     word: Word | None = None,
     heavy: bool | None = None,
     per_position: bool = False,
+    numbers: Numbers | None = None,
 ) -> HookSpec:
     """Return the spec of a hook point from the vocabulary.
 
@@ -156,6 +171,7 @@ def spec(
         word: Meaning of a name that is not in the vocabulary (a user's own mixer).
         heavy: Overrides the word's weight where a mixer has the thing at hand anyway.
         per_position: One hook point per position, made when asked for.
+        numbers: Overrides the word's, where a mixer's are wider or narrower.
 
     Raises:
         KeyError: The name is not in the vocabulary and no word was given.
@@ -163,7 +179,14 @@ def spec(
     word = word or WORDS[name]
     weight = word.heavy if heavy is None else heavy
     return HookSpec(
-        name, tuple(axes.split()), roles, word.meaning, word.reach, weight, per_position
+        name,
+        tuple(axes.split()),
+        roles,
+        word.meaning,
+        word.reach,
+        weight,
+        per_position,
+        numbers or word.numbers,
     )
 
 

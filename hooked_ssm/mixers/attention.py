@@ -101,7 +101,13 @@ class Attention(Mixer):
             spec("hook_v", "batch pos kv_head d_head", "value"),
             *(rotated if rotary else ()),
             spec("hook_attn_scores", "batch head query_pos key_pos"),
-            spec("hook_pattern", "batch head query_pos key_pos", "pattern", heavy=False),
+            spec(
+                "hook_pattern",
+                "batch head query_pos key_pos",
+                "pattern",
+                heavy=False,
+                numbers="model",
+            ),
             spec("hook_z", "batch pos head d_head", "mixed"),
             spec("hook_result", "batch pos head d_model"),
         )

@@ -71,7 +71,8 @@ class BaseConv(Mixer):
         long = self.is_long
         convolution = spec("hook_filter", "d_model tap") if long else conv_carry_spec("d_model")
         # With activations the mixer is not linear in its input: it has no token-mixing matrix.
-        linear = (spec("hook_pattern", "batch d_model query_pos key_pos", "pattern"),)
+        axes = "batch d_model query_pos key_pos"
+        linear = (spec("hook_pattern", axes, "pattern", numbers="model"),)
         return (
             convolution,
             spec("hook_conv", "batch pos d_model", "conv"),
@@ -90,9 +91,9 @@ class BaseConv(Mixer):
     ) -> tuple[Tensor, Carried]:
         u = segment.keep_real(x)
         conv, carried, taps = self._convolve(u, segment.start, carried)
-        conv = self.hook_conv(F.silu(conv) if self.options.act else conv)
-        gate = self.projection(u)
-        gate = self.hook_gate(F.silu(gate) if self.options.act else gate)
+        conv, gate = self.hook_conv(conv), self.hook_gate(self.projection(u))
+        if self.options.act:  # after the hook points, as in Mamba
+            conv, gate = F.silu(conv), F.silu(gate)
         y = conv * gate + u
         if not self.options.act and self.hook_pattern.listened:
             y = y + self._pattern_difference(u, gate, taps)

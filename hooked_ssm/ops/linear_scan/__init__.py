@@ -10,7 +10,7 @@ from hooked_ssm.errors import ShapeError
 
 
 def linear_scan(
-    decay: Float[Tensor, "batch pos *gate"],
+    decay: Float[Tensor, "#batch pos *gate"],
     write: Float[Tensor, "batch pos *state"],
     initial_state: Float[Tensor, "batch *state"] | None = None,
 ) -> Float[Tensor, "batch pos *state"]:
@@ -19,7 +19,7 @@ def linear_scan(
     h[t] = decay[t] * h[t-1] + write[t]
 
     Args:
-        decay: Multiplies the carried state; broadcasts against it. [batch, pos, ...]
+        decay: Multiplies the carried state; broadcasts against it. [batch|1, pos, ...]
         write: Is added. [batch, pos, *state]
         initial_state: h[-1]; zeros if None. [batch, *state]
 
