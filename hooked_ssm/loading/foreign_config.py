@@ -92,6 +92,7 @@ def _mamba(config: Any) -> dict[str, Any]:
         "d_inner": config.intermediate_size,
         "dt_rank": int(config.time_step_rank),
         "bias": config.use_bias,
+        "pad_with_bias": config.use_bias,
         "conv_bias": config.use_conv_bias,
         "dt_min": config.time_step_min,
         "dt_max": config.time_step_max,

@@ -33,6 +33,8 @@ class MambaOptions(MixerOptions):
         bias, conv_bias: Whether the projections in and out, and the convolution, have a bias.
         dt_min, dt_max: Range of the step size at initialisation.
         norm_eps: RMS-normalise dt, B and C without weights (FalconMamba); None does not.
+        pad_with_bias: Hugging Face's padding: the bias of the projection in still enters the
+            convolution there, so with bias=True padding is not quite as if absent. False: it is.
     """
 
     d_state: int = 16
@@ -45,6 +47,7 @@ class MambaOptions(MixerOptions):
     dt_min: float = 1e-3
     dt_max: float = 0.1
     norm_eps: float | None = None
+    pad_with_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.d_state < 1 or self.d_conv < 0 or self.expand < 1:
@@ -163,8 +166,11 @@ class Mamba(Mixer):
     def forward(
         self, x: Tensor, segment: Segment, carried: Carried | None = None
     ) -> tuple[Tensor, Carried]:
-        projected = self.in_proj(x)
-        inputs = self.hook_in_proj(segment.keep_real(projected[..., : self.d_inner]))
+        projected = self.in_proj(segment.keep_real(x))
+        inputs = projected[..., : self.d_inner]
+        if not self.options.pad_with_bias:
+            inputs = segment.keep_real(inputs)
+        inputs = self.hook_in_proj(inputs)
         gate = self.hook_gate(projected[..., self.d_inner :])
         handed_on: Carried = {}
         if self.conv is not None:
@@ -187,12 +193,12 @@ class Mamba(Mixer):
         rank, n = self.dt_proj.in_features, self.options.d_state
         projected = self.x_proj(value)  # sliced, not split: hooks may edit the parts in place
         low, B, C = projected[..., :rank], projected[..., rank:-n], projected[..., -n:]
+        core = torch.float64 if value.dtype == torch.float64 else torch.float32
         eps = self.options.norm_eps
         if eps is not None:
             low, B, C = (
-                F.rms_norm(t.float(), t.shape[-1:], eps=eps).to(t.dtype) for t in (low, B, C)
+                F.rms_norm(t.to(core), t.shape[-1:], eps=eps).to(t.dtype) for t in (low, B, C)
             )
-        core = torch.float64 if value.dtype == torch.float64 else torch.float32
         dt = F.linear(low, self.dt_proj.weight).to(core) + self.dt_proj.bias.to(core)
         dt = self.hook_ssm_dt(segment.keep_real(F.softplus(dt)))
         return SelectiveScan(
