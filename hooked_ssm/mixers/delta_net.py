@@ -19,7 +19,7 @@ class DeltaNetOptions(DeltaRuleOptions):
         expand_k, expand_v: Key and value width of all heads together, in units of d_model.
     """
 
-    expand_k: float = 1.0
+    expand_k: int | float = 1.0
 
 
 class DeltaNet(DeltaRuleMixer):

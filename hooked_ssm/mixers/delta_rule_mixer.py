@@ -38,7 +38,7 @@ class DeltaRuleOptions(MixerOptions):
     """
 
     n_heads: int = 1
-    expand_v: float = 1.0
+    expand_v: int | float = 1.0
     d_conv: int = 4
     use_gate: bool = False
     allow_neg_eigval: bool = False
@@ -104,9 +104,10 @@ class DeltaRuleMixer(Mixer):
         state = "head d_key d_head"
         conv = (
             conv_carry_spec("channel"),
-            spec("hook_conv_q", key, "conv"),
-            spec("hook_conv_k", key, "conv"),
-            spec("hook_conv_v", value, "conv"),
+            spec("hook_conv", "batch pos channel", "conv"),
+            spec("hook_conv_q", key),
+            spec("hook_conv_k", key),
+            spec("hook_conv_v", value),
         )
         decay = spec("hook_ssm_decay", "batch pos head", "decay", heavy=False)
         return (
@@ -114,14 +115,14 @@ class DeltaRuleMixer(Mixer):
             spec("hook_k", key),
             spec("hook_v", value),
             *(conv if self.options.d_conv else ()),
-            spec("hook_q_normed", key, "query"),
-            spec("hook_k_normed", key, "key"),
+            spec("hook_q_normed", key, "query", numbers="core"),
+            spec("hook_k_normed", key, "key", numbers="core"),
             spec("hook_x", value, "value"),
-            spec("hook_beta", "batch pos head"),
+            spec("hook_beta", "batch pos head", numbers="core"),
             *((decay,) if self.decays else ()),
             spec("hook_ssm_write", f"batch pos {state}", "write"),
             spec("hook_ssm_carry", f"batch {state}", "carry", per_position=True),
-            spec("hook_delta", value),
+            spec("hook_delta", value, numbers="core"),
             spec("hook_ssm_state", f"batch pos {state}", "state"),
             spec("hook_pattern", "batch head query_pos key_pos", "pattern"),
             spec("hook_z", value, "mixed"),
@@ -173,6 +174,7 @@ class DeltaRuleMixer(Mixer):
         assert self.conv is not None, "asked for by forward"
         inputs = segment.keep_real(torch.cat([q.flatten(2), k.flatten(2), v.flatten(2)], dim=-1))
         y, window = self.conv(inputs, self.hook_conv_carry, segment.start, window)
+        y = self.hook_conv(y)
         keys = self.n_heads * self.d_key  # sliced, not split: hooks may edit the parts in place
         q = self.hook_conv_q(self._heads(y[..., :keys]))
         k = self.hook_conv_k(self._heads(y[..., keys : 2 * keys]))

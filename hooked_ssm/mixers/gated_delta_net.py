@@ -28,7 +28,7 @@ class GatedDeltaNetOptions(DeltaRuleOptions):
         dt_min, dt_max: Range of softplus(dt_bias) at initialisation.
     """
 
-    expand_v: float = 2.0
+    expand_v: int | float = 2.0
     use_gate: bool = True
     d_key: int | None = None
     dt_min: float = 1e-3

@@ -40,12 +40,12 @@ class GLAOptions(MixerOptions):
 
     n_heads: int = 1
     n_kv_heads: int | None = None
-    expand_k: float = 0.5
-    expand_v: float = 1.0
+    expand_k: int | float = 0.5
+    expand_v: int | float = 1.0
     d_conv: int = 0
     use_gate: bool = True
     decay_rank: int = 16
-    gate_logit_normalizer: float = 16.0
+    gate_logit_normalizer: int | float = 16.0
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -159,9 +159,10 @@ class GLA(Mixer):
         mixed, state = "batch pos head d_head", "head d_key d_head"
         conv = (
             conv_carry_spec("channel"),
-            spec("hook_conv_q", "batch pos head d_key", "conv"),
-            spec("hook_conv_k", key, "conv"),
-            spec("hook_conv_v", value, "conv"),
+            spec("hook_conv", "batch pos channel", "conv"),
+            spec("hook_conv_q", "batch pos head d_key"),
+            spec("hook_conv_k", key),
+            spec("hook_conv_v", value),
         )
         return (
             *(conv if self.options.d_conv else ()),
@@ -220,6 +221,7 @@ class GLA(Mixer):
         assert self.conv is not None, "asked for by forward"
         inputs = segment.keep_real(torch.cat([q, k, v], dim=-1))
         y, window = self.conv(inputs, self.hook_conv_carry, segment.start, window)
+        y = self.hook_conv(y)
         queries, keys, _ = self.widths  # sliced, not split: hooks may edit the parts in place
         convolved = []
         for hook, part, heads in (

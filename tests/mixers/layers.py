@@ -1,0 +1,117 @@
+"""Runs one mixer on its own, and compares it with layer fixtures, activations included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hooked_ssm.mixers import Carried, Mixer, MixerOptions, Segment
+from tests.parity import Fixture
+
+KeyMap = Mapping[str, str | tuple[str, ...]]
+"""Our parameter -> theirs; several of theirs are concatenated."""
+
+
+def load(mixer: Mixer, theirs: Mapping[str, Tensor], keys: KeyMap) -> Mixer:
+    """Load a reference module's parameters, reshaped where only the shape differs."""
+    ours = {}
+    for name, parameter in mixer.state_dict().items():
+        wanted = keys.get(name, name)
+        parts = [theirs[key] for key in ((wanted,) if isinstance(wanted, str) else wanted)]
+        ours[name] = torch.cat(parts).reshape(parameter.shape)
+    mixer.load_state_dict(ours)
+    return mixer
+
+
+def build(kind: type[Mixer], d_model: int, options: MixerOptions, seed: int = 0) -> Mixer:
+    """A mixer with parameters of which every one matters."""
+    mixer = kind(d_model, 64, options).double()
+    generator = torch.Generator().manual_seed(seed)
+    mixer.initialise(generator)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator).double()
+    return mixer
+
+
+def segment(length: int, start: int = 0, real: Tensor | None = None) -> Segment:
+    """Where the tokens of a call stand."""
+    return Segment(start, length, torch.arange(start, start + length)[None], real)
+
+
+def call(
+    mixer: Mixer, x: Tensor, hooks: Mapping[str, Callable] | None = None, **kwargs
+) -> tuple[Tensor, Carried]:
+    """Run a mixer on inputs with hooks on its points ("hook_ssm_carry.3" for a position)."""
+    points = []
+    for name, hook in (hooks or {}).items():
+        family, _, position = name.partition(".")
+        point = getattr(mixer, family)
+        points.append(point.at(int(position)) if position else point)
+        points[-1].name = name
+        points[-1].add_hook(hook)
+    try:
+        return mixer(x, kwargs.pop("segment", segment(x.shape[1])), **kwargs)
+    finally:
+        for point in points:
+            point.remove_hooks()
+
+
+def look(mixer: Mixer, x: Tensor, *names: str, **kwargs) -> dict[str, Tensor]:
+    """Run a mixer and return activations by name, its output as "out"."""
+    seen = {}
+
+    def keep(value: Tensor, hook) -> None:
+        seen[hook.name] = value.detach().clone()
+
+    hooks = {**{name: keep for name in names}, **kwargs.pop("hooks", {})}
+    seen["out"], seen["carried"] = call(mixer, x, hooks, **kwargs)
+    return seen
+
+
+@dataclass(frozen=True)
+class LayerCase:
+    """A fixture and how to build our mixer from it."""
+
+    fixture: Fixture
+    make: Callable[[dict], Mixer]
+    keys: Callable[[dict], KeyMap]
+
+    def mixer(self, dtype: torch.dtype) -> Mixer:
+        config = self.fixture.config
+        theirs = self.fixture.group("state.", dtype)
+        return load(self.make(config).to(dtype), theirs, self.keys(config))
+
+    def check_outputs(self, dtype: torch.dtype) -> None:
+        """Compare the output, and the state at the end at float64."""
+        mixer = self.mixer(dtype)
+        y, carried = mixer(x := self.fixture.tensors["in.x"].to(dtype), segment(x.shape[1]))
+        if dtype == torch.float64:
+            self.fixture.check("out64.y", y)
+            self.fixture.check("out64.last_state", carried["state"])
+        else:
+            self.fixture.check("out.y", y)
+
+    def check_activations(self, names: Mapping[str, str]) -> None:
+        """Compare every `mid.` tensor with the activation of a hook name, flattened if need be."""
+        mixer = self.mixer(torch.float64)
+        wanted = {k: v for k, v in names.items() if f"mid.{k}" in self.fixture.tensors}
+        assert wanted.keys() == self.fixture.group("mid.").keys()
+        seen = look(mixer, self.fixture.tensors["in.x"].double(), *wanted.values())
+        for key, name in wanted.items():
+            want = self.fixture.tensors[f"mid.{key}"]
+            got = seen[name]
+            if key in ("k", "v") and got.shape[2] != want.shape[2]:  # shared by query heads
+                got = got.repeat_interleave(want.shape[2] // got.shape[2], dim=2)
+            if key in ("g", "gk"):  # theirs is the logarithm
+                want = want.exp()
+            torch.testing.assert_close(
+                got.reshape(want.shape).float(),
+                want,
+                atol=1e-5 * max(want.abs().max().item(), 1e-30),
+                rtol=0,
+                msg=lambda m, key=key: f"{self.fixture.name} mid.{key}: {m}",
+            )
