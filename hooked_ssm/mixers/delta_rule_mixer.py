@@ -13,9 +13,10 @@ from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
-from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
+from hooked_ssm.mixers.convolution import conv_carry_spec
 from hooked_ssm.mixers.delta_rule import DeltaRule, run_delta_rule
 from hooked_ssm.mixers.gated_norm import GatedNorm
+from hooked_ssm.mixers.qkv_convolution import QKVConvolution
 from hooked_ssm.mixers.recurrence import through_pattern
 from hooked_ssm.ops.delta_rule import l2_normalise
 from hooked_ssm.ops.output import core_dtype
@@ -72,11 +73,7 @@ class DeltaRuleMixer(Mixer):
         self.q_proj = Linear(d_model, keys, bias=False)
         self.k_proj = Linear(d_model, keys, bias=False)
         self.v_proj = Linear(d_model, values, bias=False)
-        self.conv = (
-            ShortConvolution(2 * keys + values, options.d_conv, bias=False)
-            if options.d_conv
-            else None
-        )
+        self.conv = QKVConvolution((keys, keys, values), options.d_conv) if options.d_conv else None
         self.beta_proj = Linear(d_model, heads, bias=False)
         self.gate_proj = Linear(d_model, values, bias=False) if options.use_gate else None
         self.norm = GatedNorm(self.d_head, options.norm_eps)
@@ -174,12 +171,8 @@ class DeltaRuleMixer(Mixer):
         assert self.conv is not None, "asked for by forward"
         inputs = segment.keep_real(torch.cat([q.flatten(2), k.flatten(2), v.flatten(2)], dim=-1))
         y, window = self.conv(inputs, self.hook_conv_carry, segment.start, window)
-        y = self.hook_conv(y)
-        keys = self.n_heads * self.d_key  # sliced, not split: hooks may edit the parts in place
-        q = self.hook_conv_q(self._heads(y[..., :keys]))
-        k = self.hook_conv_k(self._heads(y[..., keys : 2 * keys]))
-        v = self.hook_conv_v(self._heads(y[..., 2 * keys :]))
-        return q, k, v, window
+        q, k, v = (self._heads(part) for part in self.conv.slices(self.hook_conv(y)))
+        return self.hook_conv_q(q), self.hook_conv_k(k), self.hook_conv_v(v), window
 
     def _beta(self, x: Tensor, segment: Segment) -> Tensor:
         """Write strength; zero at padding, which then neither writes nor erases."""

@@ -14,8 +14,9 @@ from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.based import mix_heads
-from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
+from hooked_ssm.mixers.convolution import conv_carry_spec
 from hooked_ssm.mixers.gated_norm import GatedNorm
+from hooked_ssm.mixers.qkv_convolution import QKVConvolution
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
 from hooked_ssm.ops.gla import gla, gla_pattern
 from hooked_ssm.ops.linear_scan import linear_scan
@@ -133,11 +134,7 @@ class GLA(Mixer):
         self.q_proj, self.k_proj, self.v_proj = (
             Linear(d_model, width, bias=False) for width in self.widths
         )
-        self.conv = (
-            ShortConvolution(sum(self.widths), options.d_conv, bias=False)
-            if options.d_conv
-            else None
-        )
+        self.conv = QKVConvolution(self.widths, options.d_conv) if options.d_conv else None
         self.decay_down = Linear(d_model, options.decay_rank, bias=False)
         self.decay_up = Linear(options.decay_rank, self.widths[1])
         self.gate_proj = Linear(d_model, sizes[1], bias=False) if options.use_gate else None
@@ -221,16 +218,11 @@ class GLA(Mixer):
         assert self.conv is not None, "asked for by forward"
         inputs = segment.keep_real(torch.cat([q, k, v], dim=-1))
         y, window = self.conv(inputs, self.hook_conv_carry, segment.start, window)
-        y = self.hook_conv(y)
-        queries, keys, _ = self.widths  # sliced, not split: hooks may edit the parts in place
-        convolved = []
-        for hook, part, heads in (
-            (self.hook_conv_q, y[..., :queries], self.n_heads),
-            (self.hook_conv_k, y[..., queries : queries + keys], self.n_kv_heads),
-            (self.hook_conv_v, y[..., queries + keys :], self.n_kv_heads),
-        ):
-            convolved.append(F.silu(hook(part.unflatten(-1, (heads, -1)))).flatten(2))
-        return (*convolved, window)  # type: ignore[return-value]
+        q, k, v = self.conv.slices(self.hook_conv(y))
+        q = F.silu(self.hook_conv_q(q.unflatten(-1, (self.n_heads, -1))))
+        k = F.silu(self.hook_conv_k(k.unflatten(-1, (self.n_kv_heads, -1))))
+        v = F.silu(self.hook_conv_v(v.unflatten(-1, (self.n_kv_heads, -1))))
+        return q.flatten(2), k.flatten(2), v.flatten(2), window
 
     def _log_decay(self, x: Tensor, segment: Segment) -> Tensor:
         """<= 0; zero at padding, which leaves the state alone. [batch, pos, kv_head, d_key]"""

@@ -11,18 +11,14 @@ from torch import Tensor
 from hooked_ssm.mixers import Carried, Mixer, MixerOptions, Segment
 from tests.parity import Fixture
 
-KeyMap = Mapping[str, str | tuple[str, ...]]
-"""Our parameter -> theirs; several of theirs are concatenated."""
+KeyMap = Mapping[str, str]
+"""Our parameter -> theirs, where the names differ."""
 
 
 def load(mixer: Mixer, theirs: Mapping[str, Tensor], keys: KeyMap) -> Mixer:
     """Load a reference module's parameters, reshaped where only the shape differs."""
-    ours = {}
-    for name, parameter in mixer.state_dict().items():
-        wanted = keys.get(name, name)
-        parts = [theirs[key] for key in ((wanted,) if isinstance(wanted, str) else wanted)]
-        ours[name] = torch.cat(parts).reshape(parameter.shape)
-    mixer.load_state_dict(ours)
+    ours = mixer.state_dict()
+    mixer.load_state_dict({n: theirs[keys.get(n, n)].reshape(p.shape) for n, p in ours.items()})
     return mixer
 
 
@@ -78,12 +74,12 @@ class LayerCase:
 
     fixture: Fixture
     make: Callable[[dict], Mixer]
-    keys: Callable[[dict], KeyMap]
+    keys: KeyMap
 
     def mixer(self, dtype: torch.dtype) -> Mixer:
         config = self.fixture.config
         theirs = self.fixture.group("state.", dtype)
-        return load(self.make(config).to(dtype), theirs, self.keys(config))
+        return load(self.make(config).to(dtype), theirs, self.keys)
 
     def check_outputs(self, dtype: torch.dtype) -> None:
         """Compare the output, and the state at the end at float64."""

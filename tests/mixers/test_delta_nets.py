@@ -15,9 +15,8 @@ from hooked_ssm.ops.ssd import decayed_linear_attention
 from tests.mixers.layers import LayerCase, build, call, look, segment
 from tests.parity import Fixture, fixture_names
 
-CONVS = ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight")
 KEYS = {
-    "conv.weight": CONVS,
+    **{f"conv.{name}.weight": f"{name}_conv1d.weight" for name in "qkv"},
     "beta_proj.weight": "b_proj.weight",
     "decay_proj.weight": "a_proj.weight",
     "gate_proj.weight": "g_proj.weight",
@@ -45,7 +44,7 @@ def make(config: dict) -> DeltaRuleMixer:
 
 
 def case(name: str) -> LayerCase:
-    return LayerCase(Fixture(name), make, lambda config: KEYS)
+    return LayerCase(Fixture(name), make, KEYS)
 
 
 LAYERS = [

@@ -12,7 +12,7 @@ from tests.mixers.layers import LayerCase, build, call, look, segment
 from tests.parity import Fixture, fixture_names
 
 KEYS = {
-    "conv.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    **{f"conv.{name}.weight": f"{name}_conv1d.weight" for name in "qkv"},
     "decay_down.weight": "gk_proj.0.weight",
     "decay_up.weight": "gk_proj.1.weight",
     "decay_up.bias": "gk_proj.1.bias",
@@ -35,7 +35,7 @@ def make(config: dict) -> GLA:
 
 
 def case(name: str) -> LayerCase:
-    return LayerCase(Fixture(name), make, lambda config: KEYS)
+    return LayerCase(Fixture(name), make, KEYS)
 
 
 LAYERS = [*fixture_names("layer_gla"), *fixture_names("layer_zoology_gla")]

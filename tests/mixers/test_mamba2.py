@@ -41,7 +41,7 @@ def make(config: dict) -> Mamba2:
 
 
 def case(name: str) -> LayerCase:
-    return LayerCase(Fixture(name), make, lambda config: KEYS)
+    return LayerCase(Fixture(name), make, KEYS)
 
 
 LAYERS = fixture_names("layer_mamba2")
