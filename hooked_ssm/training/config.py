@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -70,11 +71,11 @@ class TrainConfig:
     batch_size: int
     lr: float
     seed: int
-    folder: str | None = None
+    folder: str | os.PathLike[str] | None = None
     weight_decay: float = 0.0
     warmup: float = 0.1
     schedule: Schedule = "cosine"
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Sequence[float] = (0.9, 0.999)
     clip_norm: float | None = None
     loss: Loss = "answer"
     data: Data = "stream"

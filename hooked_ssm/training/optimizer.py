@@ -78,7 +78,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     return AdamW(
         [group for group in groups if group["params"]],
         lr=config.lr,
-        betas=config.betas,
+        betas=(config.betas[0], config.betas[1]),
         fused=fused or None,
     )
 

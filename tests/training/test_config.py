@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_bad_values_are_refused(changes, message, as_shipped):
 
 
 def test_dict_round_trip_through_json():
-    config = tiny_config(folder="somewhere", clip_norm=1.0, data="fixed", train_set_size=9)
+    config = tiny_config(folder=Path("somewhere"), clip_norm=1.0, data="fixed", train_set_size=9)
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
