@@ -15,6 +15,8 @@ from hooked_ssm.hook_names import HookSpec
 class SpecHookPoint(HookPoint):
     """A transformer-lens HookPoint with its `HookSpec`."""
 
+    spec: HookSpec
+
     def __init__(self, spec: HookSpec):
         super().__init__()
         self.spec = spec

@@ -55,9 +55,10 @@ class AssociativeRecall(Task):
     """Associative recall over `num_pairs` key-value pairs.
 
     `num_queries` > 1 is an aid for training small models quickly: the document asks more often and
-    every answer is trained on. Layout "end" asks different pairs one after another behind the
-    divider, `... <eos> q1 a1 q2 a2 <eos>`; "repeats" puts all but the last query among the pairs,
-    each somewhere after its pair, so that a key that comes again is followed by its value again.
+    every answer is trained on. Layout "end" asks behind the divider, each pair once before any is
+    asked again, `... <eos> q1 a1 q2 a2 <eos>`: the first query stands where the paper's does, which
+    models with learned positions need. "repeats" puts all but the last query among the pairs, each
+    somewhere after its pair, so that a key that comes again is followed by its value again.
     Evaluate on `single_query()`: the paper's documents, over the same vocabulary.
 
     Args:
@@ -103,11 +104,6 @@ class AssociativeRecall(Task):
             raise TaskError(f"holdout is a fraction of the pairs, 0 <= it < 1; got {self.holdout}")
         if self.num_queries < 1:
             raise TaskError(f"num_queries must be >= 1, got {self.num_queries}")
-        if self.layout == "end" and self.num_queries > self.num_pairs:
-            raise TaskError(
-                f"layout 'end' asks each pair at most once, so num_queries={self.num_queries} is "
-                f"more than num_pairs={self.num_pairs} allows; use layout='repeats'"
-            )
 
     @property
     def num_keys(self) -> int:
@@ -193,13 +189,19 @@ class AssociativeRecall(Task):
     def _draw(self, n: int, split: Split, generator: torch.Generator) -> TaskBatch:
         keys, values = self._draw_pairs(n, split, generator)
         allowed = self.eligible(keys, values, split)
-        # a random order of the allowed pairs; it starts again where there are fewer than queries
+        # a random order of the allowed pairs
         order = uniform(keys.shape, generator).masked_fill_(~allowed, 2.0).argsort(dim=1)
         at_end = self.num_queries if self.layout == "end" else 1
-        turns = torch.arange(at_end, device=keys.device) % allowed.sum(dim=1, keepdim=True)
+        turns = self._draw_turns(at_end, allowed.sum(dim=1, keepdim=True), generator)
         slots, asks = self._draw_slots(n, self.num_pairs + self.num_queries - at_end, generator)
         trained = asks & allowed.gather(1, slots)
         return self._assemble(keys, values, _Plan(slots, asks, trained, order.gather(1, turns)))
+
+    def _draw_turns(self, n: int, allowed: Tensor, generator: torch.Generator) -> Tensor:
+        """Which of a document's allowed pairs are asked: each once, then any. [batch, query]"""
+        turns = torch.arange(n, device=allowed.device).expand(len(allowed), n)
+        again = (uniform(turns.shape, generator) * allowed).long()
+        return torch.where(turns < allowed, turns, again)
 
     def _draw_pairs(
         self, n: int, split: Split, generator: torch.Generator

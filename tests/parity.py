@@ -52,7 +52,9 @@ class Fixture:
     def group(self, prefix: str, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
         """Tensors under a prefix such as `state.`, floating ones cast to `dtype`."""
         return {
-            key.removeprefix(prefix): value.to(dtype) if dtype and value.is_floating_point() else value
+            key.removeprefix(prefix): value.to(dtype)
+            if dtype and value.is_floating_point()
+            else value
             for key, value in self.tensors.items()
             if key.startswith(prefix)
         }

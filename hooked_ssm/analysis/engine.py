@@ -10,8 +10,8 @@ read. All of this is exact: results equal one full forward per cell, to rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ from hooked_ssm.block import AFTER_MIXING
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.model import HookedModel
 
-Hook = tuple[str, Callable[[Tensor, HookPoint], Tensor]]
+Hook = tuple[str | Callable[..., Any], Callable[..., Any]]
 
 
 class Cell(NamedTuple):
@@ -45,8 +45,9 @@ class _Rows(NamedTuple):
     document: Tensor
     position: Tensor
 
-    def __getitem__(self, index: Tensor | slice) -> _Rows:  # type: ignore[override]
-        return _Rows(*(column[index] for column in self))
+    def part(self, first: int, stop: int) -> _Rows:
+        index = slice(first, stop)
+        return _Rows(self.cell[index], self.document[index], self.position[index])
 
 
 class Interchange:
@@ -86,6 +87,7 @@ class Interchange:
         logits, cache = model.run_with_cache(
             base,
             names_filter=names,
+            return_cache_object=False,
             attention_mask=attention_mask,
             logit_positions=self.read_at[:, None],
         )
@@ -125,12 +127,16 @@ class Interchange:
             times = [f"{site.hook}.{t}" for t in at.unique().tolist()]
             names += times if site.per_position else [site.hook]
         _, cache = self.model.run_with_cache(
-            ids, return_type=None, names_filter=names, attention_mask=self.mask
+            ids,
+            return_type=None,
+            names_filter=names,
+            attention_mask=self.mask,
+            return_cache_object=False,
         )
         documents = torch.arange(len(ids), device=ids.device)
         return {site: self._gather(cache, site, at, documents) for site, at in positions.items()}
 
-    def _gather(self, cache: dict[str, Tensor], site: Site, at: Tensor, rows: Tensor) -> Tensor:
+    def _gather(self, cache: Mapping[str, Tensor], site: Site, at: Tensor, rows: Tensor) -> Tensor:
         if site.per_position:
             times, index = at.unique(return_inverse=True)
             stacked = torch.stack([cache[f"{site.hook}.{t}"] for t in times.tolist()])
@@ -151,7 +157,7 @@ class Interchange:
         rows = _Rows(cell, document, at[cell, document])
         logits = self.base_logits.repeat(len(at), 1, 1)
         for first in range(0, len(cell), self.max_batch):
-            some = rows[first : first + self.max_batch]
+            some = rows.part(first, first + self.max_batch)
             values = source[some.cell, some.document]
             logits[some.cell, some.document] = self._run_rows(site, some, values)
         return logits

@@ -86,6 +86,14 @@ class Mixer(nn.Module, ABC):
     max_length: int | None = None
     """Longest sequence it is defined for; None if any."""
 
+    # For type checkers: hook points that shared code reads, where the mixer's specs name them.
+    hook_pattern: SpecHookPoint
+    hook_ssm_decay: SpecHookPoint
+    hook_ssm_write: SpecHookPoint
+    hook_ssm_carry: HookFamily
+    hook_ssm_state: SpecHookPoint
+    hook_conv_carry: HookFamily
+
     def __init__(self, d_model: int, n_ctx: int, options: MixerOptions):
         super().__init__()
         self.d_model, self.n_ctx, self.options = d_model, n_ctx, options

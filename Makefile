@@ -1,0 +1,47 @@
+# Everything runs in .venv, made here with nothing but Python >= 3.10, make and the package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# CPU torch by default; with your own CUDA torch: make TORCH=own ... (installs into .venv that
+# sees your site-packages, and no constraint replaces your torch).
+ifeq ($(TORCH),own)
+VENV_FLAGS := --system-site-packages
+CONSTRAINT :=
+else
+VENV_FLAGS :=
+CONSTRAINT := -c constraints.txt
+endif
+STAMP := $(VENV)/.installed
+OUT ?= demo-out
+
+.PHONY: demo test test-all lint types format install clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt hooked_ssm/ops/selective_scan/kernel.c
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINT) -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/hooked-ssm demo --out $(OUT)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint types
+	$(BIN)/python -m pytest
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info
