@@ -10,6 +10,8 @@ from hooked_ssm.mixers.based import Based
 from hooked_ssm.mixers.delta_net import DeltaNet
 from hooked_ssm.mixers.gated_delta_net import GatedDeltaNet
 from hooked_ssm.mixers.gla import GLA
+from hooked_ssm.mixers.h3 import H3
+from hooked_ssm.mixers.hyena import Hyena
 from hooked_ssm.mixers.mamba import Mamba
 from hooked_ssm.mixers.mamba2 import Mamba2
 
@@ -17,6 +19,8 @@ MIXERS: dict[str, type[Mixer]] = {
     "attention": Attention,
     "base_conv": BaseConv,
     "based": Based,
+    "h3": H3,
+    "hyena": Hyena,
     "mamba": Mamba,
     "mamba2": Mamba2,
     "delta_net": DeltaNet,

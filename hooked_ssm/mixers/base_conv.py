@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
+from hooked_ssm.mixers.implicit_filter import ImplicitFilter
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
 
 
@@ -128,35 +128,3 @@ class BaseConv(Mixer):
         if self.is_long or self.conv.bias is None:
             return 0.0
         return activation("hook_gate") * self.conv.bias
-
-
-class ImplicitFilter(nn.Module):
-    """A filter made by a small network from features of the tap's index.
-
-    filter[:, s] = W2 relu(W1 z[s] + b1) + b2, z[s] = (s/(L-1), Re, Im of exp(-i f 2 pi s/L))
-
-    With one frequency band f = 1e-4, so that the last two features are nearly 1 and 0, as in
-    zoology. `z` is stored, not trained.
-    """
-
-    def __init__(self, channels: int, length: int, order: int, features: int = 3):
-        super().__init__()
-        self.fc_in = Linear(features, order)
-        self.fc_out = Linear(order, channels)
-        self.register_buffer("z", filter_features(length, features))
-
-    def forward(self, length: int) -> Tensor:
-        """Return the first `length` taps, or all if there are fewer. [channel, tap]"""
-        return self.fc_out(F.relu(self.fc_in(self.z[:length]))).T
-
-
-def filter_features(length: int, features: int) -> Tensor:
-    """Return position features for implicit filters, normalised by the full length. [tap, feature]
-
-    Source: zoology, PositionalEmbedding; bands = (features - 1) / 2 frequencies from 1e-4.
-    """
-    bands = (features - 1) // 2
-    steps = torch.linspace(0, 1, length)[:, None]
-    angle = 2 * math.pi * torch.arange(length)[:, None] / length
-    wave = torch.linspace(1e-4, bands - 1, bands)[None] * angle
-    return torch.cat([steps, wave.cos(), -wave.sin()], dim=-1)
