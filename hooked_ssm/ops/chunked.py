@@ -59,11 +59,13 @@ def chunked_linear_attention(
     states = None
     if return_states is not False:
         wanted = wanted_positions(return_states, length)
-        states = (
-            every.states_at(wanted, state)
-            if 2 * len(set(wanted)) < length
-            else chunks.all_states(starts)[:, wanted]
-        ).flatten(2, 3)
+        if 2 * len(set(wanted)) < length:
+            states = every.states_at(wanted, state)
+        else:
+            states = chunks.all_states(starts)[:, :length]
+            if wanted != list(range(length)):
+                states = states[:, wanted]
+        states = states.flatten(2, 3)
     return ScanOutput(y, states, final_state.flatten(1, 2))
 
 
