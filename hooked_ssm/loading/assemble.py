@@ -30,29 +30,20 @@ def from_state_dict(
         CheckpointError: Tensors are missing, left over, of the wrong shape, or contradict each
             other; it lists all of them.
     """
-    return assemble(state_dict, cfg, find_layout(layout, cfg, state_dict), copy=True)
+    return assemble(state_dict, cfg, find_layout(layout, cfg, state_dict))
 
 
-def assemble(
-    state_dict: Mapping[str, Tensor], cfg: ModelConfig, layout: Layout, *, copy: bool
-) -> HookedModel:
-    """Build a model from weights in a layout; with copy=False it may keep the tensors."""
+def assemble(state_dict: Mapping[str, Tensor], cfg: ModelConfig, layout: Layout) -> HookedModel:
+    """Build a model from copies of weights in a layout (`from_state_dict` names the errors)."""
     model = HookedModel(cfg, initialise=False)
     unset = model.state_dict(keep_vars=True)
     values = _Reading(state_dict, cfg, layout).read(unset)
     for name, tensor in unset.items():
         # Assigning `.data` keeps the parameter object, and with it marks such as no weight decay.
-        tensor.data = _own(values[name], state_dict, copy)
+        # A copy, also of a file's mapped memory (whose pages are the cache's, not ours): the model
+        # owns what it holds, aligned as a fresh model's, so that both compute the same bits.
+        tensor.data = values[name].detach().clone(memory_format=torch.contiguous_format)
     return model.to(device=cfg.device, dtype=cfg.dtype)
-
-
-def _own(value: Tensor, state_dict: Mapping[str, Tensor], copy: bool) -> Tensor:
-    """Return memory that no other tensor shares."""
-    value = value.detach()
-    whole = value.numel() * value.element_size() == value.untyped_storage().nbytes()
-    if copy or not whole or not value.is_contiguous():
-        return value.clone(memory_format=torch.contiguous_format)
-    return value
 
 
 class _Reading:

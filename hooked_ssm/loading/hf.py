@@ -36,4 +36,4 @@ def from_hf(hf_model: nn.Module) -> HookedModel:
     key = layout.place("embed.weight", cfg).key_among(weights)
     embed: torch.Tensor = weights[str(key)]
     cfg = cfg.with_(dtype=embed.dtype, device=embed.device)
-    return assemble(weights, cfg, layout, copy=True)
+    return assemble(weights, cfg, layout)

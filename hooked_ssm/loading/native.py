@@ -100,7 +100,7 @@ def load_native(
     cfg = cfg.with_(device=device or "cpu", dtype=dtype or cfg.dtype)
     layout = find_layout("hooked_ssm", cfg, weights)
     try:
-        model = assemble(weights, cfg, layout, copy=False)
+        model = assemble(weights, cfg, layout)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     model.token_names = config.get("token_names")

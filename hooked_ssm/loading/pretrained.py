@@ -81,7 +81,7 @@ def _foreign(
     layout = find_layout(name, cfg, weights)
     stored = next((t.dtype for t in weights.values() if t.is_floating_point()), cfg.dtype)
     cfg = cfg.with_(device=device or "cpu", dtype=dtype or stored)
-    return assemble(weights, cfg, layout, copy=False)
+    return assemble(weights, cfg, layout)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
