@@ -1,6 +1,6 @@
 """Long convolution by FFT, or by its Toeplitz matrix for a few outputs; torch code for any device.
 
-Forward and backward on two CPU cores: 6 ms at [32, 37, 128], 13 ms at [32, 257, 128].
+Forward and backward of one CPU thread: 3 ms at [32, 37, 128], 64 ms at [1, 1024, 1536].
 """
 
 from __future__ import annotations
