@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,35 @@ from hooked_ssm.training import TrainConfig, TrainRun, train
 
 log = logging.getLogger(__name__)
 
-TASK = AssociativeRecall(num_kv=32, num_pairs=4, num_queries=12)
-"""What the models train on: 4 pairs of 16 keys and 16 values, then 12 queries behind the divider.
-They are evaluated on the paper's documents over the same vocabulary, which ask once. With a single
-query in training, small models stay for long at guessing among the values in the document."""
+TASK = AssociativeRecall(num_kv=32, num_pairs=4)
+"""What every model is evaluated on: the paper's documents, 4 pairs of 16 keys and 16 values."""
+
+# Trained on the paper's documents alone, small models stay for long at guessing among the values
+# in the document. Asked more often, each answer trained on, they leave that plateau soon.
+ASKED_BEHIND = replace(TASK, num_queries=12)
+ASKED_AMONG = replace(TASK, num_queries=9, layout="repeats")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one architecture is trained: AdamW, cosine after 10% warm-up, init="uniform"."""
+    """How one architecture is trained: AdamW, cosine after 10% warm-up, init="uniform".
 
+    Attributes:
+        task: ASKED_BEHIND puts the first query where the paper's stands, which learned positions
+            need; ASKED_AMONG is what Mamba leaves its plateau on with every seed tried.
+    """
+
+    task: AssociativeRecall
     steps: int
     batch_size: int
     lr: float
 
 
 RECIPES: dict[str, Recipe] = {
-    "attention": Recipe(steps=400, batch_size=64, lr=2e-3),
-    "based": Recipe(steps=500, batch_size=64, lr=2e-3),
-    "mamba": Recipe(steps=1500, batch_size=32, lr=1e-2),
-    "base_conv": Recipe(steps=500, batch_size=64, lr=2e-3),
+    "attention": Recipe(ASKED_BEHIND, steps=400, batch_size=64, lr=2e-3),
+    "based": Recipe(ASKED_BEHIND, steps=500, batch_size=64, lr=2e-3),
+    "mamba": Recipe(ASKED_AMONG, steps=2500, batch_size=32, lr=1e-2),
+    "base_conv": Recipe(ASKED_BEHIND, steps=500, batch_size=64, lr=2e-3),
 }
 
 
@@ -113,7 +122,7 @@ def train_and_evaluate(
         d_model=d_model,
         n_layers=2,
         d_vocab=TASK.d_vocab,
-        n_ctx=TASK.max_length,
+        n_ctx=recipe.task.max_length,
         init="uniform",
         seed=seed,
     )
@@ -128,7 +137,7 @@ def train_and_evaluate(
         eval_every=50,
         eval_size=256,
     )
-    run = train(model, TASK, config, progress=progress)
+    run = train(model, recipe.task, config, progress=progress)
     generator = torch.Generator().manual_seed(seed)
     evaluation = mechanistic_evaluation(
         model, TASK, documents, generator=generator, directions=("restore", "corrupt")
@@ -164,7 +173,7 @@ def report(results: Sequence[DemoResult], command: str | None = None) -> str:
         for row in rows
     )
     curves = {result.architecture: result.run.history for result in results}
-    task: Task = TASK.single_query()
+    task: Task = TASK
     sections = [
         plots.Section("How each model recalls", [HEADLINE, table, plots.mechanism_scatter(rows)]),
         plots.Section("Training", [task.describe(), plots.accuracy_curve(curves, task.chance)]),
@@ -192,7 +201,7 @@ def _inside(result: DemoResult) -> list[Any]:
     frame = result.evaluation.frame
     restore = plots.site_restoration(frame, "query_item_orig", direction="restore")
     generator = torch.Generator().manual_seed(0)
-    batch = TASK.single_query().sample(1, "test", generator=generator)
+    batch = TASK.sample(1, "test", generator=generator)
     tokens = TASK.decode(batch.tokens[0].tolist())
     _, cache = result.model.run_with_cache(
         batch.tokens, names_filter=lambda name: name.endswith("hook_pattern")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from hooked_ssm.block import Block, residual_hook, select
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import HookNameError, HookUnavailableError, ShapeError
-from hooked_ssm.hook_names import Role
 from hooked_ssm.layers import Linear, Norm
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.root import HookRoot, NamesFilter
 from hooked_ssm.tokens import Tokenising
-
-ReturnType = Literal["logits", "loss", "both"]
 
 
 class Past(NamedTuple):
@@ -89,8 +86,8 @@ class HookedModel(Tokenising, HookRoot):
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch pos"] | Int[Tensor, " pos"] | str | Sequence[Any],
-        return_type: ReturnType | None = "logits",
+        tokens: Tensor | str | Sequence[Any],
+        return_type: str | None = "logits",
         *,
         attention_mask: Tensor | None = None,
         logit_positions: Tensor | None = None,
@@ -188,7 +185,7 @@ class HookedModel(Tokenising, HookRoot):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
         attention_mask: Tensor | None = None,
-    ) -> Int[Tensor, "batch pos"]:
+    ) -> Int[Tensor, "batch longer"]:
         """Append tokens one by one; hooks attached to the model act in every step.
 
         Args:
@@ -222,7 +219,7 @@ class HookedModel(Tokenising, HookRoot):
         return ids
 
     def logits_at(
-        self, normalised: Float[Tensor, "batch pos d_model"], positions: Tensor | None = None
+        self, normalised: Float[Tensor, "*place d_model"], positions: Tensor | None = None
     ) -> Tensor:
         """Unembed the final norm's output, everywhere or only where wanted (see `forward`)."""
         kept = normalised if positions is None else select(normalised, positions)
@@ -341,7 +338,7 @@ class HookedModel(Tokenising, HookRoot):
         names = (self.cfg.mixer_name(layer) for layer in range(len(self.blocks)))
         return f"{self.cfg.architecture or '+'.join(names)} model"
 
-    def hook_name(self, layer: int, role: Role | str, position: int | None = None) -> str:
+    def hook_name(self, layer: int, role: str, position: int | None = None) -> str:
         """Return the name of a layer's hook point with a role, or of a block-level one.
 
         Args:
@@ -361,7 +358,7 @@ class HookedModel(Tokenising, HookRoot):
                 return direct
         mixer = self.blocks[layer].mixer
         family = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
-        short = f"hook_{role}" if family else mixer.hook_for(role)  # type: ignore[arg-type]
+        short = f"hook_{role}" if family else mixer.hook_for(role)
         name = f"{prefix}.mixer.{short}"
         if name not in self.families:
             return name

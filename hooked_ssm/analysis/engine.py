@@ -68,9 +68,9 @@ class Interchange:
     def __init__(
         self,
         model: HookedModel,
-        base: Int[Tensor, "batch pos"],
-        source: Int[Tensor, "batch pos"],
-        read_at: Int[Tensor, " batch"],
+        base: Tensor,
+        source: Tensor,
+        read_at: Tensor,
         *,
         attention_mask: Tensor | None = None,
         max_batch: int = 512,

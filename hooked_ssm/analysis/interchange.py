@@ -116,7 +116,7 @@ def mechanistic_evaluation(
     layers: Sequence[int] | None = None,
     corruptions: Sequence[str] | None = None,
     positions: Sequence[str] = POSITIONS,
-    directions: Sequence[Direction] = ("restore",),
+    directions: Sequence[str] = ("restore",),
     max_batch: int = 512,
     progress: bool = False,
 ) -> MechanisticEvaluation:

@@ -11,9 +11,6 @@ from hooked_ssm.model import HookedModel
 BLOCK_SITES = ("resid_pre", "mixer_in", "mixer_out", "mlp_in", "mlp_out", "resid_post")
 """Inputs and outputs of block, mixer and MLP; a layer without an MLP has no mlp_in and mlp_out."""
 
-# Words that are not the name of a hook point of the block or a role of its mixer.
-_SPELLED = {"mlp_in": "ln2.hook_normalized"}
-
 
 class Site(NamedTuple):
     """One activation of one layer.
@@ -42,11 +39,10 @@ def find_site(model: HookedModel, layer: int, word: str) -> Site:
     Raises:
         HookNameError: The layer has no such thing; says what it has.
     """
-    if word in _SPELLED:
-        hook = f"blocks.{layer}.{_SPELLED[word]}"
-        if hook not in model.hook_dict:
-            raise HookNameError(f"layer {layer} of the {model.title} has no {word} (no MLP)")
-        return Site(word, layer, hook, per_position=False)
+    if word.startswith("mlp_") and not model.blocks[layer].has_mlp:
+        raise HookNameError(f"layer {layer} of the {model.title} has no {word}: it has no MLP")
+    if word == "mlp_in":
+        return Site(word, layer, f"blocks.{layer}.ln2.hook_normalized", per_position=False)
     # A position is given only to get the name of a family; it is cut off again.
     hook = model.hook_name(layer, word, position=0)
     family = hook.removesuffix(".0")

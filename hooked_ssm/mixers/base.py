@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
-from hooked_ssm.hook_names import HookSpec, Role
+from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.hook_points import HookFamily, SpecHookPoint
 from hooked_ssm.layers import Linear
 
@@ -79,7 +79,7 @@ class Mixer(nn.Module, ABC):
 
     Options: ClassVar[type[MixerOptions]] = MixerOptions
     block_defaults: ClassVar[BlockDefaults] = BlockDefaults()
-    absent_roles: ClassVar[Mapping[Role, str]] = {}
+    absent_roles: ClassVar[Mapping[str, str]] = {}
     """Roles this mixer cannot have, with the reason."""
     keeps_own_init: ClassVar[bool] = False
     """Whether a model-wide initialisation must leave this mixer alone."""
@@ -140,7 +140,7 @@ class Mixer(nn.Module, ABC):
         """
         return 0.0
 
-    def hook_for(self, role: Role) -> str:
+    def hook_for(self, role: str) -> str:
         """Return the name of this mixer's hook point with a role.
 
         Raises:
