@@ -6,6 +6,9 @@ As a recurrence of writes: S[t] = (I - beta k k^T) S' + write[t], write = beta k
 write or decay re-runs it, and keys and betas go on erasing. An edited delta is taken as given: what
 it changes is added to the state and decays like any write, but is neither erased nor answered by
 the later deltas (to have them respond, edit the value instead).
+
+TransformerLens 4.3 gives gated delta nets an alias `hook_ssm_write` of beta; here it is, as in
+every mixer, the term that is added.
 """
 
 from __future__ import annotations
@@ -93,7 +96,9 @@ class DeltaRule(Recurrence):
         return torch.stack(states, dim=1)
 
     def implied_decay(self) -> Tensor:
-        return torch.ones_like(self.beta) if self.log_decay is None else self.log_decay.exp()
+        if self.log_decay is None:
+            return torch.ones_like(self.beta)
+        return self.log_decay.exp().clone()  # exp keeps its result: hooks may edit the copy
 
     def implied_write(self) -> Tensor:
         return self._write_of(self.v)

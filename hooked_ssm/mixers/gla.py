@@ -82,7 +82,7 @@ class GatedLinearAttention(Recurrence):
         return linear_scan(decay[..., None], write, initial)
 
     def implied_decay(self) -> Tensor:
-        return self.log_decay.exp()
+        return self.log_decay.exp().clone()  # exp keeps its result: hooks may edit the copy
 
     def implied_write(self) -> Tensor:
         core = self.log_decay.dtype
@@ -219,10 +219,12 @@ class GLA(Mixer):
         inputs = segment.keep_real(torch.cat([q, k, v], dim=-1))
         y, window = self.conv(inputs, self.hook_conv_carry, segment.start, window)
         q, k, v = self.conv.slices(self.hook_conv(y))
-        q = F.silu(self.hook_conv_q(q.unflatten(-1, (self.n_heads, -1))))
-        k = F.silu(self.hook_conv_k(k.unflatten(-1, (self.n_kv_heads, -1))))
-        v = F.silu(self.hook_conv_v(v.unflatten(-1, (self.n_kv_heads, -1))))
-        return q.flatten(2), k.flatten(2), v.flatten(2), window
+        # All hooks before any SiLU, which keeps its input: the slices share one memory.
+        q = self.hook_conv_q(q.unflatten(-1, (self.n_heads, -1)))
+        k = self.hook_conv_k(k.unflatten(-1, (self.n_kv_heads, -1)))
+        v = self.hook_conv_v(v.unflatten(-1, (self.n_kv_heads, -1)))
+        q, k, v = (F.silu(part).flatten(2) for part in (q, k, v))
+        return q, k, v, window
 
     def _log_decay(self, x: Tensor, segment: Segment) -> Tensor:
         """<= 0; zero at padding, which leaves the state alone. [batch, pos, kv_head, d_key]"""

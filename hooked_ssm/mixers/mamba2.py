@@ -101,7 +101,7 @@ class StateSpaceDual(Recurrence):
         return linear_scan(decay[..., None, None], write, initial)
 
     def implied_decay(self) -> Tensor:
-        return torch.exp(self.dt * self.A)
+        return torch.exp(self.dt * self.A).clone()  # exp keeps its result: hooks may edit the copy
 
     def implied_write(self) -> Tensor:
         B = per_head(self.B.to(self.dt.dtype), self.x.shape[2])

@@ -68,6 +68,18 @@ def look(mixer: Mixer, x: Tensor, *names: str, **kwargs) -> dict[str, Tensor]:
     return seen
 
 
+def assert_edits_in_place_keep_gradients(mixer: Mixer, x: Tensor) -> None:
+    """At every hook point an edit in place gives the gradients of one that returns a copy."""
+    names = [n if not s.per_position else f"{n}.4" for n, s in mixer.specs.items()]
+    for name in names:
+        gradients = []
+        for edit in (lambda value, hook: 1.1 * value, lambda value, hook: value.mul_(1.1)):
+            inputs = x.clone().requires_grad_()
+            y, _ = call(mixer, inputs, {name: edit})
+            gradients.append(torch.autograd.grad(y.square().sum(), inputs)[0])
+        torch.testing.assert_close(*gradients, msg=lambda m, name=name: f"{name}: {m}")
+
+
 @dataclass(frozen=True)
 class LayerCase:
     """A fixture and how to build our mixer from it."""

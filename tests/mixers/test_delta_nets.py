@@ -12,7 +12,14 @@ from hooked_ssm.mixers.delta_rule_mixer import DeltaRuleMixer
 from hooked_ssm.mixers.gated_delta_net import GatedDeltaNet, GatedDeltaNetOptions
 from hooked_ssm.mixers.gated_norm import GatedNorm
 from hooked_ssm.ops.ssd import decayed_linear_attention
-from tests.mixers.layers import LayerCase, build, call, look, segment
+from tests.mixers.layers import (
+    LayerCase,
+    assert_edits_in_place_keep_gradients,
+    build,
+    call,
+    look,
+    segment,
+)
 from tests.parity import Fixture, fixture_names
 
 KEYS = {
@@ -430,3 +437,7 @@ def test_parameters_are_drawn_as_the_authors_do():
     assert F.softplus(mixer.dt_bias).min() >= 1e-3 and F.softplus(mixer.dt_bias).max() <= 0.1
     exempt = [n for n, p in mixer.named_parameters() if getattr(p, "_no_weight_decay", False)]
     assert sorted(exempt) == ["A_log", "dt_bias"]
+
+
+def test_edits_in_place_keep_gradients(mixer, x):
+    assert_edits_in_place_keep_gradients(mixer, x)

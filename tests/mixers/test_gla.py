@@ -8,7 +8,14 @@ import torch
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.mixers.gla import GLA, GLAOptions
 from hooked_ssm.ops.linear_attention import linear_attention
-from tests.mixers.layers import LayerCase, build, call, look, segment
+from tests.mixers.layers import (
+    LayerCase,
+    assert_edits_in_place_keep_gradients,
+    build,
+    call,
+    look,
+    segment,
+)
 from tests.parity import Fixture, fixture_names
 
 KEYS = {
@@ -175,3 +182,7 @@ def test_core_is_float32_under_bfloat16(x):
     y, carried = call(mixer.bfloat16(), x.bfloat16(), dict.fromkeys(names, keep))
     assert y.dtype == seen.pop("hook_z") == torch.bfloat16
     assert set(seen.values()) == {torch.float32} == {carried["state"].dtype}
+
+
+def test_edits_in_place_keep_gradients(mixer, x):
+    assert_edits_in_place_keep_gradients(mixer, x)

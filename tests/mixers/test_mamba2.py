@@ -9,7 +9,14 @@ from hooked_ssm.errors import ConfigError
 from hooked_ssm.mixers.gated_norm import GatedNorm
 from hooked_ssm.mixers.mamba2 import Mamba2, Mamba2Options
 from hooked_ssm.ops.ssd import decayed_linear_attention
-from tests.mixers.layers import LayerCase, build, call, look, segment
+from tests.mixers.layers import (
+    LayerCase,
+    assert_edits_in_place_keep_gradients,
+    build,
+    call,
+    look,
+    segment,
+)
 from tests.parity import Fixture, fixture_names
 
 KEYS = {
@@ -231,3 +238,7 @@ def test_core_is_float32_under_bfloat16(x):
     y, carried = call(mixer.bfloat16(), x.bfloat16(), dict.fromkeys(names, keep))
     assert y.dtype == seen.pop("hook_y") == torch.bfloat16
     assert set(seen.values()) == {torch.float32} == {carried["state"].dtype}
+
+
+def test_edits_in_place_keep_gradients(mixer, x):
+    assert_edits_in_place_keep_gradients(mixer, x)
