@@ -196,7 +196,7 @@ class ModelConfig:
     @property
     def d_head(self) -> int:
         """Width of an attention head."""
-        own = {layer.get("d_head") for layer in self.mixers} - {None}  # type: ignore[union-attr]
+        own = {int(layer["d_head"]) for layer in self.mixers if layer.get("d_head")}  # type: ignore[union-attr,index,call-overload]
         return own.pop() if len(own) == 1 else self.d_model // self.n_heads
 
     @property

@@ -50,8 +50,8 @@ RECIPES: dict[str, tuple[Phase, ...]] = {
     "attention": (Phase(ASKED_BEHIND, steps=800, batch_size=64, lr=2e-3),),
     "based": (Phase(ASKED_BEHIND, steps=600, batch_size=64, lr=2e-3),),
     "mamba": (
-        Phase(ASKED_AMONG, steps=1200, batch_size=32, lr=1e-2),
-        Phase(ASKED_BEHIND, steps=600, batch_size=32, lr=5e-3),
+        Phase(ASKED_AMONG, steps=2000, batch_size=32, lr=1e-2),
+        Phase(ASKED_BEHIND, steps=300, batch_size=32, lr=2e-3),
     ),
     "base_conv": (Phase(ASKED_BEHIND, steps=600, batch_size=64, lr=2e-3),),
 }

@@ -299,7 +299,7 @@ class HookedModel(Tokenising, HookRoot):
         past: Past | None = None,
     ) -> Segment:
         start, length = 0 if past is None else past.length, shape[1]
-        limits = [b.mixer.max_length for b in self.blocks if b.mixer.max_length is not None]
+        limits: list[int] = [b.mixer.max_length for b in self.blocks if b.mixer.max_length]  # type: ignore[misc]
         if self.cfg.positions == "learned":
             limits.append(self.cfg.n_ctx)
         if limits and start + length > min(limits):
@@ -420,11 +420,11 @@ class HookedModel(Tokenising, HookRoot):
         total = 0
         for point in self._matching(names_filter):
             parts = str(point.name).split(".")
-            own = dict(sizes)
+            own: dict[str, int] = dict(sizes)
             if parts[0] == "blocks":
                 block = self.blocks[int(parts[1])]
                 own.update(block.mixer.axis_sizes())
-                own["d_mlp"] = block.mlp.fc_in.out_features if block.has_mlp else 0
+                own["d_mlp"] = int(block.mlp.fc_in.out_features) if block.has_mlp else 0  # type: ignore[arg-type]
                 own["tap"] = min(own.get("tap", 0), length)
             numbers = math.prod(own[axis] for axis in point.spec.axes)
             total += numbers * point.spec.bytes_per_number(self.cfg.dtype)

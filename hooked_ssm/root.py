@@ -218,7 +218,7 @@ class HookRoot(HookedRootModule, ABC):
         chosen = Slice.unwrap(pos_slice)
 
         def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
-            spec = hook.spec  # type: ignore[attr-defined]
+            spec: HookSpec = hook.spec  # type: ignore[assignment]
             value = tensor.detach()
             if spec.position_axis is not None:
                 value = chosen.apply(value, dim=spec.position_axis)

@@ -88,6 +88,8 @@ class Mixer(nn.Module, ABC):
 
     # For type checkers: hook points that shared code reads, where the mixer's specs name them.
     hook_pattern: SpecHookPoint
+    hook_filter: SpecHookPoint
+    hook_delta: SpecHookPoint
     hook_ssm_decay: SpecHookPoint
     hook_ssm_write: SpecHookPoint
     hook_ssm_carry: HookFamily

@@ -103,7 +103,8 @@ class SineFilter(nn.Module):
         core = torch.float64 if self.freq.dtype == torch.float64 else torch.float32
         x, freq = self.z[:length].to(core), self.freq.to(core)
         for layer in self.layers:
-            x = torch.sin(freq * F.linear(x, layer.weight.to(core), layer.bias.to(core)))
+            weight, bias = (p.to(core) for p in layer.parameters())
+            x = torch.sin(freq * F.linear(x, weight, bias))
         x = F.linear(x, self.fc_out.weight.to(core))
         if self.modulate:
             x = x * torch.exp(-self.t[:length, None].to(core) * self.deltas.abs().to(core))

@@ -87,24 +87,23 @@ class _Tokens:
         groups = q.shape[2]
         if log_decay is not None and log_decay.ndim == 3:
             log_decay = log_decay[..., None]
-        return cls(
-            *(
-                None if x is None else x.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)
-                for x in (q, k, v, log_decay)
-            )
-        )
+
+        def by_group(x: Tensor) -> Tensor:
+            return x.unflatten(2, (groups, -1)).permute(0, 2, 3, 1, 4)
+
+        decay = None if log_decay is None else by_group(log_decay)
+        return cls(by_group(q), by_group(k), by_group(v), decay)
 
     def in_chunks(self, n_chunks: int, chunk: int) -> _Tokens:
         """Pad with tokens that write nothing and keep the state, and cut into equal chunks."""
         padding = n_chunks * chunk - self.q.shape[-2]
 
-        def cut(x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
+        def cut(x: Tensor) -> Tensor:
             padded = F.pad(x, (0, 0, 0, padding)) if padding else x
             return padded.unflatten(-2, (n_chunks, chunk)).movedim(-3, 1)
 
-        return _Tokens(*map(cut, (self.q, self.k, self.v, self.log_decay)))
+        decay = None if self.log_decay is None else cut(self.log_decay)
+        return _Tokens(cut(self.q), cut(self.k), cut(self.v), decay)
 
     @property
     def _per_channel(self) -> bool:
@@ -136,8 +135,8 @@ class _Tokens:
     def states_between(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """The state before each chunk, [b n g r f d], and the one after the last."""
         written = self.written().unbind(1)
-        kept = self.kept()
-        kept = [None] * len(written) if kept is None else kept.unbind(1)
+        decay = self.kept()
+        kept = [None] * len(written) if decay is None else list(decay.unbind(1))
         starts = []
         for kept_n, written_n in zip(kept, written, strict=True):
             starts.append(state)

@@ -11,6 +11,8 @@ contraction. Outside it the state can grow without bound, and a result that is n
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -229,7 +231,7 @@ def delta_rule_from_writes(
     return states
 
 
-def _core(*tensors: Tensor | None) -> list[Tensor | None]:
+def _core(*tensors: Tensor | None) -> list[Any]:
     """All tensors in the dtype the recurrence runs in."""
     core: torch.dtype = core_dtype(*(x for x in tensors if x is not None))
     return [None if x is None else x.to(core) for x in tensors]
