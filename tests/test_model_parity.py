@@ -26,6 +26,11 @@ class Recipe:
     settings: Callable[[Config], dict[str, Any]]
 
 
+def heads_of(config: Config) -> int:
+    """Heads, under any of the references' names."""
+    return next((config[n] for n in ("n_head", "num_heads", "heads") if n in config), 1)
+
+
 def zoology(architecture: str, **options: str) -> Recipe:
     """A model of the paper's code; options: ours -> the fixture's name for it."""
 
@@ -36,7 +41,7 @@ def zoology(architecture: str, **options: str) -> Recipe:
             "n_layers": config["n_layers"],
             "d_vocab": config["vocab_size"],
             "n_ctx": config["n_positions"],
-            "n_heads": config.get("n_head", config.get("num_heads", 1)),
+            "n_heads": heads_of(config),
             "positions": "learned" if config["pos_emb"] else "none",
             "options": {ours: config[theirs] for ours, theirs in options.items()},
         }
@@ -54,6 +59,7 @@ def state_spaces(architecture: str, *options: str) -> Recipe:
             "n_layers": config["n_layer"],
             "d_vocab": config["padded_vocab_size"],
             "n_ctx": 32,
+            "n_heads": 2 * config["d_model"] // config["ssm_cfg"].get("headdim", 1),
             "final_norm": "rms",
             "options": {name: config["ssm_cfg"][name] for name in options},
         }
@@ -73,6 +79,7 @@ def hugging_face(architecture: str, **options: str) -> Recipe:
             "n_layers": config["num_hidden_layers"],
             "d_vocab": config["vocab_size"],
             "n_ctx": 32,
+            "n_heads": heads_of(config),
             "norm_eps": config["layer_norm_epsilon"],
             "final_norm": "rms",
             "tie_embeddings": config["tie_word_embeddings"],
@@ -89,6 +96,15 @@ MODELS = {
     "mamba_nope": zoology("mamba"),
     "mamba_pos": zoology("mamba"),
     "mamba_ssm_repo": state_spaces("mamba", "d_state"),
+    "h3": zoology("h3"),
+    "hyena": zoology("hyena"),
+    "mamba2_nope": zoology("mamba2", d_state="d_state", n_groups="ngroups"),
+    "mamba2_pos": zoology("mamba2", d_state="d_state", n_groups="ngroups"),
+    "mamba2_ssm_repo": state_spaces("mamba2", "d_state"),
+    "deltanet": zoology("delta_net"),
+    "gated_deltanet": zoology("gated_delta_net"),
+    "gla": zoology("gla"),
+    "hf_mamba2": hugging_face("mamba2", n_groups="n_groups"),
     "hf_mamba_": hugging_face("mamba", dt_rank="time_step_rank", pad_with_bias="use_bias"),
     "hf_falcon": hugging_face("mamba", dt_rank="time_step_rank", norm_eps="mixer_rms_eps"),
 }

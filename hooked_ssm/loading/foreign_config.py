@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
+
+import torch
 
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import CheckpointError, ConfigError
@@ -21,6 +24,7 @@ ACTIVATIONS = {
 }
 UNLIMITED = 2048
 """n_ctx of models that take any length: nothing depends on it."""
+LARGEST = torch.finfo(torch.float32).max
 
 
 def config_from_hf(config: Any) -> ModelConfig:
@@ -99,14 +103,44 @@ def _mamba(config: Any) -> dict[str, Any]:
     }
     if config.model_type == "falcon_mamba":
         layer["norm_eps"] = config.mixer_rms_eps
+    return _stack_of(layer, config)
+
+
+def _stack_of(layer: dict[str, Any], config: Any) -> dict[str, Any]:
+    """A model of Mamba or Mamba-2 layers."""
     return {
-        "architecture": "mamba",
+        "architecture": layer["mixer"],
         "mixers": [layer] * config.num_hidden_layers,
         "d_model": config.hidden_size,
         "n_ctx": UNLIMITED,
         "norm_eps": config.layer_norm_epsilon,
         "final_norm": "rms",
     }
+
+
+def _mamba2(config: Any) -> dict[str, Any]:
+    _require(config, "hidden_act", "silu", "swish")
+    layer = {
+        "mixer": "mamba2",
+        "n_heads": config.num_heads,
+        "d_state": config.state_size,
+        "n_groups": config.n_groups,
+        "d_conv": config.conv_kernel,
+        "d_inner": config.num_heads * config.head_dim,
+        "norm_eps": config.layer_norm_epsilon,
+        "bias": config.use_bias,
+        "conv_bias": config.use_conv_bias,
+        "dt_limit": _dt_limit(config.time_step_limit),
+        "dt_min": config.time_step_min,
+        "dt_max": config.time_step_max,
+    }
+    return _stack_of(layer, config)
+
+
+def _dt_limit(limits: Sequence[float | str]) -> list[float] | None:
+    """Limits of the step size, None if they limit nothing; finite, so that JSON can hold them."""
+    low, high = map(float, limits)
+    return None if low <= 0 and high == math.inf else [low, min(high, LARGEST)]
 
 
 def _gpt2(config: Any) -> dict[str, Any]:
@@ -192,17 +226,19 @@ def _gpt_neox(config: Any) -> dict[str, Any]:
 READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "mamba": _mamba,
     "falcon_mamba": _mamba,
+    "mamba2": _mamba2,
     "gpt2": _gpt2,
     "llama": _llama,
     "gpt_neox": _gpt_neox,
 }
 """The model types that can be loaded."""
 
-MAMBA_SSM_LAYERS = {"Mamba1": "mamba"}
+MAMBA_SSM_LAYERS = {"Mamba1": "mamba", "Mamba2": "mamba2"}
+MAMBA_SSM_NAMES = {"ngroups": "n_groups", "D_has_hdim": "D_per_channel"}
 # What concerns initialisation or kernels, but not what is computed.
 MAMBA_SSM_INERT = {
-    *("layer", "chunk_size", "use_fast_path", "use_mem_eff_path"),
-    *("dt_init", "dt_scale", "dt_init_floor", "A_init_range", "conv_init"),
+    *("layer", "chunk_size", "use_fast_path", "use_mem_eff_path", "dt_init", "dt_scale"),
+    *("dt_init_floor", "A_init_range", "conv_init"),
 }
 
 
@@ -214,36 +250,50 @@ def config_from_mamba_ssm(description: Mapping[str, Any], d_vocab: int) -> Model
         d_vocab: Rows of the embedding, padding included.
 
     Raises:
-        CheckpointError: A setting is not supported.
+        CheckpointError: A setting is missing or not supported.
     """
+    for name in ("attn_layer_idx", "d_intermediate"):
+        if description.get(name):
+            raise CheckpointError(f"mamba_ssm with {name}={description[name]!r} is not supported")
+    norm = "rms" if description.get("rms_norm", True) else "layer"
+    try:
+        layer = _mamba_ssm_layer(description)
+        return ModelConfig(
+            architecture=layer["mixer"],
+            mixers=[layer] * description["n_layer"],
+            d_model=description["d_model"],
+            d_vocab=d_vocab,
+            n_ctx=UNLIMITED,
+            norm=norm,
+            final_norm=norm,
+            norm_eps=description.get("norm_epsilon", 1e-5),
+            tie_embeddings=description.get("tie_embeddings", True),
+        )
+    except (ConfigError, KeyError, TypeError) as error:
+        raise CheckpointError(f"config.json describes no model of mamba_ssm: {error}") from error
+
+
+def _mamba_ssm_layer(description: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(description.get("ssm_cfg") or {})
     kind = settings.get("layer", "Mamba1")
-    for name, off in (("attn_layer_idx", []), ("d_intermediate", 0)):
-        if description.get(name, off) not in (off, None):
-            raise CheckpointError(f"mamba_ssm with {name}={description[name]!r} is not supported")
     if kind not in MAMBA_SSM_LAYERS:
         raise CheckpointError(
             f"mamba_ssm layers of type {kind!r} are not supported; supported: "
             f"{', '.join(MAMBA_SSM_LAYERS)}"
         )
-    mixer = MAMBA_SSM_LAYERS[kind]
-    allowed = {f.name for f in fields(find_mixer(mixer).Options)}
-    layer = {"mixer": mixer}
+    layer: dict[str, Any] = {"mixer": MAMBA_SSM_LAYERS[kind]}
+    if layer["mixer"] == "mamba2":
+        d_inner = settings.get("expand", 2) * description["d_model"]
+        layer["n_heads"] = d_inner // settings.pop("headdim", 64)
+        if not settings.pop("rmsnorm", True):
+            layer["norm"] = "none"
+        if (limit := _dt_limit(settings.pop("dt_limit", (0, math.inf)))) is not None:
+            layer["dt_limit"] = limit
+    allowed = {f.name for f in fields(find_mixer(layer["mixer"]).Options)}
     for name, value in settings.items():
-        if name in MAMBA_SSM_INERT or value == "auto":
-            continue
-        if name not in allowed:
+        ours = MAMBA_SSM_NAMES.get(name, name)
+        if ours in allowed and value != "auto":
+            layer[ours] = value
+        elif name not in MAMBA_SSM_INERT and value != "auto":
             raise CheckpointError(f"mamba_ssm with {name}={value!r} is not supported")
-        layer[name] = value
-    norm = "rms" if description.get("rms_norm", True) else "layer"
-    return ModelConfig(
-        architecture=mixer,
-        mixers=[layer] * description["n_layer"],
-        d_model=description["d_model"],
-        d_vocab=d_vocab,
-        n_ctx=UNLIMITED,
-        norm=norm,
-        final_norm=norm,
-        norm_eps=description.get("norm_epsilon", 1e-5),
-        tie_embeddings=description.get("tie_embeddings", True),
-    )
+    return layer

@@ -48,7 +48,7 @@ class MixerPaths:
     Attributes:
         parts: Our module or parameter -> theirs, relative to the mixer.
         unused: Patterns of their parameters that take no part in the computation.
-        copies: Their parameter -> ours that it must equal, where one is stored more than once.
+        copies: Their parameter -> the part of ours that it repeats, where one is stored twice.
     """
 
     parts: Paths = field(default_factory=dict)
@@ -124,8 +124,8 @@ class Layout:
             yield self.place("unembed.weight", cfg), "embed.weight"
         for layer in range(len(cfg.mixers)):
             for theirs, ours in self.mixer_paths(layer, cfg).copies.items():
-                keys = self._in_mixer(layer, theirs)
-                yield Place(keys, as_it_is), f"blocks.{layer}.mixer.{ours}"
+                name = f"blocks.{layer}.mixer.{ours}"
+                yield Place(self._in_mixer(layer, theirs), self.place(name, cfg).take), name
 
     def unused_patterns(self, cfg: ModelConfig) -> list[str]:
         """Return patterns of the keys that take no part in a model like `cfg`."""

@@ -38,9 +38,19 @@ def depthwise(weight: Tensor) -> Tensor:
     return weight.squeeze(1) if weight.ndim == 3 else weight
 
 
-def unbatched(buffer: Tensor) -> Tensor:
+def unbatched(tensor: Tensor) -> Tensor:
     """Drop a leading axis of one."""
-    return buffer.squeeze(0)
+    return tensor.squeeze(0)
+
+
+def squeezed(tensor: Tensor) -> Tensor:
+    """Drop all axes of one but the last of all."""
+    return tensor.flatten()
+
+
+def per_head(n_heads: int) -> Take:
+    """Give a vector over heads, or over all heads' channels, a head axis. [head, one or channel]"""
+    return lambda vector: vector.unflatten(0, (n_heads, -1))
 
 
 def _qkv(path: str, take: Callable[[int], Take]) -> dict[str, Part]:
@@ -53,7 +63,19 @@ def _mamba(_: Any) -> MixerPaths:
     return MixerPaths({"conv": Part("conv1d", depthwise)}, unused=(r"conv1d\..*",))
 
 
-# HazyResearch/zoology and aryamanarora/tinylang (the paper's code).
+def _mamba2(options: Any) -> MixerPaths:
+    return MixerPaths(
+        {
+            "conv": Part("conv1d", depthwise),
+            "D": Part("D", per_head(options.n_heads)),
+            "initial_state": "init_states",
+        },
+        unused=(r"conv1d\..*",),
+    )
+
+
+# HazyResearch/zoology and aryamanarora/tinylang (the paper's code), whose delta nets and gated
+# linear attention are fla-org/flash-linear-attention's layers.
 
 
 def _zoology_base_conv(options: Any) -> MixerPaths:
@@ -66,6 +88,57 @@ def _zoology_base_conv(options: Any) -> MixerPaths:
 def _zoology_based(_: Any) -> MixerPaths:
     names = {"q_proj": "proj_q", "k_proj": "proj_k", "v_proj": "proj_v", "out_proj": "proj_o"}
     return MixerPaths(names)
+
+
+def _zoology_h3(_: Any) -> MixerPaths:
+    modes = {name: f"kernel.kernel.{name}" for name in ("log_dt", "A_imag", "B")}
+    return MixerPaths(
+        {
+            "shift.B": "ssm_k_kernel.kernel.B",
+            "shift.C": Part("ssm_k_kernel.kernel.C", unbatched),
+            "shift.D": "ssm_k_D",
+            **{f"ssm.{name}": path for name, path in modes.items()},
+            "ssm.A_real_log": "kernel.kernel.inv_A_real",
+            "ssm.C": Part("kernel.kernel.C", unbatched),
+            "ssm.D": "D",
+            "out_proj": "output_linear",
+        }
+    )
+
+
+def _zoology_hyena(options: Any) -> MixerPaths:
+    # A sequence of linear, sine, linear, ..., linear; the sines share one parameter.
+    network = "filter_fn.implicit_filter"
+    sines = options.num_inner_mlps + 1
+    return MixerPaths(
+        {
+            "conv": Part("short_filter", depthwise),
+            **{f"filter.layers.{i}": f"{network}.{2 * i}" for i in range(sines)},
+            "filter.fc_out": f"{network}.{2 * sines}",
+            "filter.freq": Part(f"{network}.1.freq", squeezed),
+            "filter.z": Part("filter_fn.pos_emb.z", unbatched),
+            "filter.t": Part("filter_fn.pos_emb.t", squeezed),
+            "filter.deltas": Part("filter_fn.modulation.deltas", squeezed),
+            "skip": "filter_fn.bias",
+        },
+        unused=(r"filter_fn\.bias",),  # stored also where it is switched off
+        copies={f"{network}.{2 * i + 1}.freq": "filter.freq" for i in range(1, sines)},
+    )
+
+
+FLA = {
+    **{f"conv.{name}": Part(f"{name}_conv1d", depthwise) for name in "qkv"},
+    "gate_proj": "g_proj",
+    "out_proj": "o_proj",
+}
+DELTA_NET = {**FLA, "beta_proj": "b_proj", "norm": "o_norm"}
+GATED_DELTA_NET = {**DELTA_NET, "decay_proj": "a_proj"}
+GLA = {
+    **FLA,
+    "decay_down": "gk_proj.0",
+    "decay_up": "gk_proj.1",
+    "norm": "g_norm_swish_gate",
+}
 
 
 ZOOLOGY = Layout(
@@ -89,7 +162,13 @@ ZOOLOGY = Layout(
         "attention": lambda _: MixerPaths(_qkv("Wqkv", lambda i: rows(i, 3))),
         "base_conv": _zoology_base_conv,
         "based": _zoology_based,
+        "h3": _zoology_h3,
+        "hyena": _zoology_hyena,
         "mamba": _mamba,
+        "mamba2": _mamba2,
+        "delta_net": lambda _: MixerPaths(DELTA_NET),
+        "gated_delta_net": lambda _: MixerPaths(GATED_DELTA_NET, unused=("D",)),
+        "gla": lambda _: MixerPaths(GLA),
     },
 )
 
@@ -98,7 +177,7 @@ ZOOLOGY_GATED = replace(ZOOLOGY, inside={**ZOOLOGY.inside, "mlp.fc_out": "state_
 
 # state-spaces/mamba, and Hugging Face's copies of it.
 
-MAMBA_MIXERS = {"mamba": _mamba}
+MAMBA_MIXERS = {"mamba": _mamba, "mamba2": _mamba2}
 """Mixers that state-spaces/mamba and Hugging Face name alike."""
 
 

@@ -24,6 +24,14 @@ def _falcon_mamba(**settings: Any) -> nn.Module:
     return FalconMambaForCausalLM(FalconMambaConfig(mixer_rms_eps=1e-3, **{**sizes, **settings}))
 
 
+def _mamba2(**settings: Any) -> nn.Module:
+    from transformers import Mamba2Config, Mamba2ForCausalLM
+
+    sizes = {"hidden_size": 16, "state_size": 6, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    heads = {"num_heads": 4, "head_dim": 8, "n_groups": 2, "chunk_size": 8, "pad_token_id": 0}
+    return Mamba2ForCausalLM(Mamba2Config(**{**sizes, **heads, **settings}))
+
+
 def _gpt2(**settings: Any) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -53,6 +61,8 @@ MODELS = {
     "mamba-bias": (_mamba, {"use_bias": True, "use_conv_bias": False, "expand": 1}),
     "mamba-untied": (_mamba, {"tie_word_embeddings": False, "conv_kernel": 3, "time_step_rank": 3}),
     "falcon_mamba": (_falcon_mamba, {}),
+    "mamba2": (_mamba2, {}),
+    "mamba2-limited": (_mamba2, {"time_step_limit": (0.02, 0.4), "n_groups": 1, "chunk_size": 4}),
     "gpt2": (_gpt2, {}),
     "gpt2-scaled-by-layer": (
         _gpt2,

@@ -63,13 +63,15 @@ def test_every_layer_equals_the_original(name):
     compare(name, ids(2, 12))
 
 
-def test_a_long_sequence_equals_the_original():
-    compare("mamba", ids(1, 300))
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_a_long_sequence_equals_the_original(name):
+    compare(name, ids(1, 300))
 
 
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
 @torch.no_grad()
-def test_final_states_and_probabilities_equal_the_original_s():
-    theirs, ours = both("mamba")
+def test_final_states_and_probabilities_equal_the_original_s(name):
+    theirs, ours = both(name)
     tokens = ids(2, 300)
     wanted = theirs(tokens, use_cache=True)
     logits, past = ours.step(tokens)
@@ -140,7 +142,7 @@ def test_an_unsupported_type_names_the_supported_ones():
 
     sizes = {"hidden_size": 8, "ffn_dim": 8, "word_embed_proj_dim": 8, "vocab_size": 5}
     small = OPTConfig(num_hidden_layers=1, num_attention_heads=1, **sizes)
-    with pytest.raises(CheckpointError, match="'opt'.*supported: mamba, falcon_mamba, gpt2"):
+    with pytest.raises(CheckpointError, match="'opt'.*supported: mamba, falcon_mamba, .*gpt2"):
         HookedModel.from_hf(OPTForCausalLM(small))
 
 

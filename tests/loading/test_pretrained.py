@@ -82,7 +82,9 @@ def test_other_families_from_a_folder(tmp_path, name):
     assert torch.equal(HookedModel.from_pretrained(folder)(TOKENS), in_memory(TOKENS))
 
 
-@pytest.mark.parametrize("name", fixture_names("model_mamba_ssm_repo"))
+@pytest.mark.parametrize(
+    "name", [*fixture_names("model_mamba_ssm_repo"), *fixture_names("model_mamba2_ssm_repo")]
+)
 def test_a_folder_of_state_spaces(tmp_path, name):
     fixture = Fixture(name)
     torch.save(fixture.group("state."), tmp_path / "pytorch_model.bin")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_ssm import HookedModel, ModelConfig
 from hooked_ssm.errors import CheckpointError
+from hooked_ssm.mixers import MIXERS
 from tests.loading.hf_models import hf_model
 
 SIZES = {"d_model": 16, "d_vocab": 13, "n_ctx": 32, "n_layers": 2}
@@ -62,7 +63,7 @@ def zoology_attention(
     return state
 
 
-@pytest.mark.parametrize("architecture", ["attention", "base_conv", "based", "mamba"])
+@pytest.mark.parametrize("architecture", MIXERS)
 def test_our_own_layout_gives_the_same_model(architecture):
     model = HookedModel(config(architecture, seed=3))
     loaded = HookedModel.from_state_dict(model.state_dict(), config(architecture, seed=4))
