@@ -22,8 +22,11 @@ from hooked_ssm.ops.diagonal_ssm.kernels import as_complex, as_reals, powers
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 
-FEW_TAPS = 256
-"""Up to this length multiplying by the filter's matrix is cheaper than transforming (measured)."""
+FEW_TAPS = 128
+"""Up to this length multiplying by the filter's matrix is cheaper than transforming.
+
+Forward and backward on one core, 128 channels in 32 heads: 1.5 against 12 ms at [32, 37], 9 against
+11 ms at [32, 128], 41 against 8 ms at [4, 256]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,9 @@ class DiagonalSSM(Recurrence):
         """sum_s dA^(L-1-s) dB k[s] v[s]^T, without any state between."""
         decays = powers(self.modes.dA, outer.shape[1]).flip(1)
         left = as_reals(decays * self.modes.dB[:, None])
-        return as_complex(torch.einsum("bphij,hpn->bhijn", outer, left))
+        by_head = outer.permute(2, 0, 3, 4, 1)  # [head, batch, d_key, d_head, pos]
+        final = as_complex(by_head.flatten(1, 3) @ left)
+        return final.unflatten(1, by_head.shape[1:4]).transpose(0, 1)
 
 
 def convolve(outer: Tensor, filter: Tensor) -> Tensor:
