@@ -13,7 +13,11 @@ from hooked_ssm.hook_names import HookSpec
 
 
 class SpecHookPoint(HookPoint):
-    """A transformer-lens HookPoint with its `HookSpec`."""
+    """A transformer-lens HookPoint with its `HookSpec`.
+
+    Where a gradient is recorded, hooks get a copy: autograd may have kept the activation itself
+    for the backward pass, and an edit in place would then make that pass fail.
+    """
 
     spec: HookSpec
 
@@ -21,6 +25,13 @@ class SpecHookPoint(HookPoint):
         super().__init__()
         self.spec = spec
         self.pos_dim = spec.position_axis
+        self._own: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x, or a copy of it for the hooks that follow."""
+        if x is self._own or not (self.listened and x.requires_grad and torch.is_grad_enabled()):
+            return x
+        return x.clone()
 
     @property
     def listened(self) -> bool:
@@ -36,7 +47,8 @@ def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:
     """Pass `value` through `hook`; say whether the result must be used instead of `value`.
 
     True for a new tensor, an edit in place (torch counts a tensor's versions; inference tensors
-    keep no count, so they count as edited) and wherever a gradient has to pass the hook.
+    keep no count, so they count as edited) and wherever a gradient may have to pass the hook: to a
+    backward hook, or to a listener that keeps the value to differentiate by it.
     """
     if not hook.listened:
         return value, False
@@ -44,7 +56,7 @@ def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:
     before = value._version if countable else None
     result = hook(value)
     touched = not countable or result is not value or value._version != before
-    return result, touched or bool(hook._backward_hooks)
+    return result, touched or result.requires_grad
 
 
 class HookFamily(nn.Module):

@@ -471,7 +471,8 @@ def next_token_loss(
     """Cross-entropy of each next token; its mean over pairs of real tokens, or each of them."""
     if logits.shape[1] < 2:
         raise ShapeError("a next-token loss needs at least two tokens, got one")
-    log_probs = F.log_softmax(logits[:, :-1].float(), dim=-1)
+    core = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    log_probs = F.log_softmax(logits[:, :-1].to(core), dim=-1)
     losses = -log_probs.gather(-1, tokens[:, 1:, None])[..., 0]
     if real is None:
         return losses if per_token else losses.mean()

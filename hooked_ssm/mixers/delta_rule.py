@@ -26,10 +26,10 @@ from hooked_ssm.mixers.based import mix_heads
 from hooked_ssm.mixers.recurrence import (
     Outcome,
     Recurrence,
-    _join,
-    _replace_last,
-    _through_decay_and_write,
+    join,
+    replace_last,
     run,
+    through_decay_and_write,
 )
 from hooked_ssm.ops.delta_rule import (
     delta_rule,
@@ -164,7 +164,7 @@ def run_delta_rule(
     if not mixer.hook_delta.listened:
         return run(mixer, recurrence, start, initial)
     implied = recurrence
-    recurrence = _through_decay_and_write(mixer, recurrence)
+    recurrence = through_decay_and_write(mixer, recurrence)
     wanted = mixer.hook_ssm_state.listened
     scanned = _scan_in_segments(mixer, recurrence, start, initial, wanted)
     y, states, final = scanned.y, scanned.states, scanned.final
@@ -202,15 +202,13 @@ def _scan_in_segments(
         if position is not None:
             state = mixer.hook_ssm_carry.visit(position, state)
             last = part.part(stop - first - 1, stop - first)
-            y = _replace_last(y, last.read(state[:, None]))
-            states = None if states is None else _replace_last(states, state[:, None])
+            y = replace_last(y, last.read(state[:, None]))
+            states = None if states is None else replace_last(states, state[:, None])
         parts.append(_Scanned(y, delta, states, state))
     return _Scanned(
-        y=_join([part.y for part in parts]),
-        delta=_join([part.delta for part in parts]),
-        states=_join([part.states for part in parts if part.states is not None])
-        if wanted
-        else None,
+        y=join([part.y for part in parts]),
+        delta=join([part.delta for part in parts]),
+        states=join([part.states for part in parts if part.states is not None]) if wanted else None,
         final=parts[-1].final,
     )
 

@@ -116,7 +116,7 @@ def run(mixer: Mixer, recurrence: Recurrence, start: int, initial: Tensor | None
         initial: The state before it, zeros if None. [batch, *state]
     """
     implied = recurrence
-    recurrence = _through_decay_and_write(mixer, recurrence)
+    recurrence = through_decay_and_write(mixer, recurrence)
     reads_states = mixer.hook_ssm_state.listened
     y, states, final = _scan_in_segments(mixer, recurrence, start, initial, reads_states)
     if states is not None:
@@ -146,7 +146,7 @@ def through_pattern(
     return y + mix(hook(pattern.clone())) - mix(pattern)
 
 
-def _through_decay_and_write(mixer: Mixer, recurrence: R) -> R:
+def through_decay_and_write(mixer: Mixer, recurrence: R) -> R:
     decay_hook = getattr(mixer, "hook_ssm_decay", None)
     if decay_hook is not None and decay_hook.listened:
         decay, touched = edited(decay_hook, recurrence.decay())
@@ -172,18 +172,18 @@ def _scan_in_segments(
         if position is not None:
             state = mixer.hook_ssm_carry.visit(position, state)
             last = part.part(stop - first - 1, stop - first)
-            y = _replace_last(y, last.read(state[:, None]))
-            states = None if states is None else _replace_last(states, state[:, None])
+            y = replace_last(y, last.read(state[:, None]))
+            states = None if states is None else replace_last(states, state[:, None])
         outputs.append(y)
         if states is not None:
             kept.append(states)
     assert state is not None, "a segment has at least one token"
-    return _join(outputs), _join(kept) if wanted else None, state
+    return join(outputs), join(kept) if wanted else None, state
 
 
-def _join(parts: list[Tensor]) -> Tensor:
+def join(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _replace_last(x: Tensor, last: Tensor) -> Tensor:
+def replace_last(x: Tensor, last: Tensor) -> Tensor:
     return torch.cat([x[:, :-1], last.to(x.dtype)], dim=1)
