@@ -57,17 +57,19 @@ class H3Options(MixerOptions):
 class DiagonalSSM(Recurrence):
     """h[t] = dA h[t-1] + dB k[t] v[t]^T; y[t] = q[t] . (2 Re C h[t] + D k[t] v[t]^T).
 
-    State [batch, head, d_key, d_head, mode], complex. `filter` is the one that the modes imply;
-    None where there is a past, which only the state holds.
+    State [batch, head, d_key, d_head, mode], complex; kept as it is at padding, where nothing is
+    written. `filter` is the one that the modes imply, None where there is a past, which only the
+    state holds; `real` is False at padding, None if there is none.
     """
 
-    timed: ClassVar[tuple[str, ...]] = ("v", "q", "k")
+    timed: ClassVar[tuple[str, ...]] = ("v", "q", "k", "real")
     q: Tensor
     k: Tensor
     v: Tensor
     modes: Modes
     D: Tensor
     filter: Tensor | None = None
+    real: Tensor | None = None
 
     @property
     def outer(self) -> Tensor:
@@ -75,11 +77,16 @@ class DiagonalSSM(Recurrence):
         return torch.einsum("bphi,bphj->bphij", self.k, self.v.to(self.k.dtype))
 
     def fast_scan(self, initial: Tensor | None, wanted: StatesWanted) -> ScanOutput:
+        if self.real is not None and wanted is not False:
+            states = self.scan_writes(self.implied_decay(), self.implied_write(), initial)
+            return ScanOutput(self.read(states), states, states[:, -1])
         outer = self.outer
         if initial is None and wanted is False and self.filter is not None:
             mixed = convolve(outer, self.filter)
-            return ScanOutput(self._answer(mixed, outer), None, self._final_state(outer))
+            return ScanOutput(self._answer(mixed, outer), None, self._final_state(outer, None))
         scanned = diagonal_ssm(outer, *self.modes, initial_state=initial, return_states=wanted)
+        if self.real is not None:
+            scanned = scanned._replace(final_state=self._final_state(outer, initial))
         return scanned._replace(y=self._answer(scanned.y, outer))
 
     def scan_writes(self, decay: Tensor, write: Tensor, initial: Tensor | None) -> Tensor:
@@ -91,7 +98,8 @@ class DiagonalSSM(Recurrence):
         return torch.stack(states, dim=1)
 
     def implied_decay(self) -> Tensor:
-        return self.modes.dA.repeat(*self.v.shape[:2], 1, 1)
+        decay = self.modes.dA.repeat(*self.v.shape[:2], 1, 1)
+        return decay if self.real is None else decay.where(self.real[..., None, None], 1)
 
     def implied_write(self) -> Tensor:
         return self.outer[..., None] * self.modes.dB[:, None, None]
@@ -120,13 +128,35 @@ class DiagonalSSM(Recurrence):
     def _read_out(self, mixed: Tensor) -> Tensor:
         return torch.einsum("bphi,bphij->bphj", self.q, mixed).to(self.v.dtype)
 
-    def _final_state(self, outer: Tensor) -> Tensor:
-        """sum_s dA^(L-1-s) dB k[s] v[s]^T, without any state between."""
-        decays = powers(self.modes.dA, outer.shape[1]).flip(1)
-        left = as_reals(decays * self.modes.dB[:, None])
+    def _final_state(self, outer: Tensor, initial: Tensor | None) -> Tensor:
+        """dA^L initial + sum_s dA^(L-1-s) dB k[s] v[s]^T, without any state between.
+
+        L is the length up to a document's last real token.
+        """
+        length, steps = outer.shape[1], None
+        if self.real is not None:
+            outer, steps = aligned_to_the_end(outer, self.real)
+        decays = powers(self.modes.dA, length + 1)
+        left = as_reals(decays[:, :length].flip(1) * self.modes.dB[:, None])
         by_head = outer.permute(2, 0, 3, 4, 1)  # [head, batch, d_key, d_head, pos]
         final = as_complex(by_head.flatten(1, 3) @ left)
-        return final.unflatten(1, by_head.shape[1:4]).transpose(0, 1)
+        final = final.unflatten(1, by_head.shape[1:4]).transpose(0, 1)
+        if initial is None or steps is None:
+            return final
+        return final + decays[:, steps].transpose(0, 1)[:, :, None, None] * initial
+
+
+def aligned_to_the_end(x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the padding that ends a document to its start, as zeros. [batch, pos, ...]
+
+    Returns:
+        The moved x, and each document's length up to its last real token. [batch]
+    """
+    positions = torch.arange(real.shape[1], device=real.device)
+    steps = (real * (positions + 1)).amax(1)
+    source = positions - (real.shape[1] - steps)[:, None]
+    moved = x[torch.arange(len(x), device=x.device)[:, None], source.clamp(min=0)]
+    return moved.masked_fill((source < 0).view(*source.shape, *[1] * (x.ndim - 2)), 0), steps
 
 
 def convolve(outer: Tensor, filter: Tensor) -> Tensor:
@@ -217,7 +247,13 @@ class H3(Mixer):
         core, modes = core_dtype(v), self.ssm.discrete()
         filter, hooked = self._filter(modes, segment.start + segment.length, initial is not None)
         recurrence = DiagonalSSM(
-            q=q.to(core), k=k.to(core), v=v, modes=modes, D=self.ssm.D.to(core), filter=filter
+            q=q.to(core),
+            k=k.to(core),
+            v=v,
+            modes=modes,
+            D=self.ssm.D.to(core),
+            filter=filter,
+            real=segment.real,
         )
         out = run(self, recurrence, segment.start, initial)
         y = out.y

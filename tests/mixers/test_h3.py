@@ -259,11 +259,20 @@ def test_padding_changes_nothing(padded):
     real = torch.ones(2, LENGTH, dtype=torch.bool)
     real[:, padded] = False
     want, carried = call(mixer, x[:, real[0]])
-    got, handed_on = call(mixer, x, segment=segment(LENGTH, real=real))
-    torch.testing.assert_close(got[:, real[0]], want, atol=1e-10, rtol=0)
-    if padded.start == 0:
+    states = look(mixer, x[:, real[0]], "hook_ssm_state")["hook_ssm_state"]
+    for hooks in ({}, {"hook_ssm_carry.5": clone}, {"hook_ssm_carry.8": clone}):
+        got, handed_on = call(mixer, x, hooks, segment=segment(LENGTH, real=real))
+        torch.testing.assert_close(got[:, real[0]], want, atol=1e-10, rtol=0)
         torch.testing.assert_close(handed_on["state"], carried["state"], atol=1e-10, rtol=0)
-        torch.testing.assert_close(handed_on["window"], carried["window"], atol=1e-10, rtol=0)
+        if padded.start == 0:
+            torch.testing.assert_close(handed_on["window"], carried["window"], atol=1e-10, rtol=0)
+    for hooks in ({}, {"hook_ssm_carry.5": clone}, {"hook_ssm_decay": clone}):
+        where = {"hooks": hooks, "segment": segment(LENGTH, real=real)}
+        seen = look(mixer, x, "hook_ssm_state", **where)
+        got, handed_on = seen["hook_ssm_state"], seen["carried"]["state"]
+        torch.testing.assert_close(got[:, real[0]], states, atol=1e-10, rtol=0)
+        torch.testing.assert_close(got[:, -1], states[:, -1], atol=1e-10, rtol=0)
+        torch.testing.assert_close(handed_on, states[:, -1], atol=1e-10, rtol=0)
 
 
 def test_short_and_long_convolutions_agree(monkeypatch):
