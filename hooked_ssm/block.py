@@ -43,6 +43,9 @@ def select(x: Tensor, positions: Tensor) -> Tensor:
 class Block(nn.Module):
     """One layer of a `HookedModel`."""
 
+    hook_out_is_single_residual_stream = True
+    """What TransformerLens' readout tools ask of a block before they unembed its output."""
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         kind, eps = config.block_norm(layer), config.norm_eps

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformer_lens import ActivationCache
 from transformer_lens.utilities import Slice, SliceInput, get_act_name
 
 from hooked_ssm.errors import HookNameError, near
 from hooked_ssm.hook_names import spellings
+
+_AROUND_MLP = re.compile(r"^blocks\.(\d+)\.hook_(mlp_out|resid_mid)$")
 
 
 class HookedCache(ActivationCache):
@@ -25,10 +29,14 @@ class HookedCache(ActivationCache):
         Raises:
             HookNameError: Not in the cache; names the nearest that are.
         """
-        for name in self._spellings(key):
+        names = self._spellings(key)
+        for name in names:
             if name in self.cache_dict:
                 return self.cache_dict[name]
-        raise HookNameError(self._missing(key))
+        stand_in = self._of_a_layer_without_mlp(names[0])
+        if stand_in is None:
+            raise HookNameError(self._missing(key))
+        return stand_in
 
     def __contains__(self, key: Any) -> bool:
         return any(name in self.cache_dict for name in self._spellings(key))
@@ -38,11 +46,26 @@ class HookedCache(ActivationCache):
 
     def _spellings(self, key: Any) -> list[str]:
         if isinstance(key, str):
-            return [*spellings(key), *spellings(get_act_name(key))]
+            return [*spellings(key), *spellings(get_act_name(key)), key]
         name, layer, *rest = key
         if isinstance(layer, int) and layer < 0:
             layer += self.model.cfg.n_layers
-        return spellings(get_act_name(name, layer, *rest))
+        full = get_act_name(name, layer, *rest)
+        return [*spellings(full), full]  # TransformerLens' methods store under its own names
+
+    def _of_a_layer_without_mlp(self, name: str) -> Tensor | None:
+        """Where other layers have an MLP, one without counts as having one that adds nothing.
+
+        TransformerLens' decompositions ask every layer or none for `mlp_out` and `resid_mid`.
+        """
+        asked = _AROUND_MLP.match(name)
+        if asked is None or self.model is None or self.model.cfg.attn_only:
+            return None
+        layer = int(asked[1])
+        if layer >= self.model.cfg.n_layers or self.model.blocks[layer].has_mlp:
+            return None
+        after = self.cache_dict.get(f"blocks.{layer}.hook_resid_post")
+        return after if after is None or asked[2] == "resid_mid" else torch.zeros_like(after)
 
     def _missing(self, key: Any) -> str:
         wanted = self._spellings(key)[0]

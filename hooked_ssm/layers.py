@@ -50,6 +50,18 @@ class Linear(nn.Linear):
                 self.bias.zero_()
 
 
+class TiedUnembed(nn.Module):
+    """The embedding, transposed: a module of its own for tools that ask for `model.unembed`."""
+
+    def __init__(self, embed: nn.Embedding):
+        super().__init__()
+        self._embed = [embed]  # in a list, so that the weight stays a parameter of one module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a normalised residual stream. [..., d_vocab]"""
+        return F.linear(x, self._embed[0].weight)
+
+
 class Norm(nn.Module):
     """LayerNorm or RMSNorm over the last axis, with TransformerLens' two hook points.
 
@@ -115,6 +127,16 @@ class MLP(nn.Module):
         if gated:
             self.hook_pre_linear = SpecHookPoint(spec("hook_pre_linear", "batch pos d_mlp"))
         self.hook_post = SpecHookPoint(spec("hook_post", "batch pos d_mlp"))
+
+    @property
+    def W_in(self) -> Tensor:
+        """Input weights in TransformerLens' layout. [d_model, d_mlp]"""
+        return self.fc_in.weight.T
+
+    @property
+    def W_out(self) -> Tensor:
+        """Output weights in TransformerLens' layout: a row per neuron. [d_mlp, d_model]"""
+        return self.fc_out.weight.T
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the MLP's output. [batch, pos, d_model]"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,27 +15,17 @@ from torch import Tensor, nn
 from hooked_ssm.block import Block, residual_hook, select
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import HookNameError, HookUnavailableError, ShapeError
-from hooked_ssm.layers import Linear, Norm
+from hooked_ssm.generation import generate
+from hooked_ssm.inputs import Past, check_residual, check_tokens, locate, padding_of
+from hooked_ssm.layers import Linear, Norm, TiedUnembed
+from hooked_ssm.lens_weights import LensWeights
+from hooked_ssm.loss import next_token_loss
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.root import HookRoot, NamesFilter
 from hooked_ssm.tokens import Tokenising
 
 
-class Past(NamedTuple):
-    """What a run hands over to the run on the tokens that follow.
-
-    Attributes:
-        length: Tokens so far, padding included.
-        offset: Padding so far per document, if any. [batch]
-        layers: What each layer's mixer carries on.
-    """
-
-    length: int
-    offset: Tensor | None
-    layers: list[Carried]
-
-
-class HookedModel(Tokenising, HookRoot):
+class HookedModel(Tokenising, LensWeights, HookRoot):
     """A sequence model of any architecture, with transformer-lens hooks on everything.
 
     Args:
@@ -59,8 +49,11 @@ class HookedModel(Tokenising, HookRoot):
         n_layers = int(cfg.n_layers or 0)
         self.blocks = nn.ModuleList(Block(cfg, layer) for layer in range(n_layers))
         self.ln_final = Norm(cfg.d_model, cfg.final_norm, cfg.norm_eps)
-        if not cfg.tie_embeddings:
-            self.unembed = Linear(cfg.d_model, cfg.d_vocab, bias=False)
+        self.unembed: Linear | TiedUnembed = (
+            TiedUnembed(self.embed)
+            if cfg.tie_embeddings
+            else Linear(cfg.d_model, cfg.d_vocab, bias=False)
+        )
         self.setup()
         if initialise:
             self._initialise(torch.Generator().manual_seed(cfg.seed))
@@ -118,11 +111,11 @@ class HookedModel(Tokenising, HookRoot):
             )
         ids = None
         if start_at_layer is None:
-            ids = self._check_tokens(self.to_tokens(tokens))
+            ids = check_tokens(self.to_tokens(tokens), self.cfg.d_vocab, self.embed.weight.device)
             segment = self._segment(ids.shape, ids.device, attention_mask)
             resid = self._embed(ids, segment)
         else:
-            resid = self._check_residual(tokens)
+            resid = check_residual(tokens, self.cfg.d_model)
             segment = self._segment(resid.shape[:2], resid.device, attention_mask)
         self._refuse_unreachable(segment.length)
         first = start_at_layer or 0
@@ -163,7 +156,7 @@ class HookedModel(Tokenising, HookRoot):
         Returns:
             Logits at these tokens, and what to hand to the next call.
         """
-        ids = self._check_tokens(self.to_tokens(tokens))
+        ids = check_tokens(self.to_tokens(tokens), self.cfg.d_vocab, self.embed.weight.device)
         if attention_mask is not None and (
             past is not None or not bool(attention_mask[:, -1].all())
         ):
@@ -174,49 +167,27 @@ class HookedModel(Tokenising, HookRoot):
         segment = self._segment(ids.shape, ids.device, attention_mask, past)
         resid, layers = self._run_blocks(self._embed(ids, segment), segment, past)
         logits = self.logits_at(self.ln_final(resid))
-        offset = past.offset if past is not None else _padding(segment.real)
+        offset = past.offset if past is not None else padding_of(segment)
         return logits, Past(segment.start + segment.length, offset, layers)
 
     def generate(
         self,
-        tokens: Int[Tensor, "batch pos"] | str,
+        tokens: Tensor | str,
         max_new_tokens: int,
         *,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
         attention_mask: Tensor | None = None,
     ) -> Int[Tensor, "batch longer"]:
-        """Append tokens one by one; hooks attached to the model act in every step.
-
-        Args:
-            tokens: The prompts. [batch, pos]
-            max_new_tokens: How many to append.
-            temperature: 0 takes the most likely token; above, one is drawn from
-                softmax(logits / temperature) with the generator.
-            generator: Required where something is drawn.
-            attention_mask: False at left padding. [batch, pos]
-
-        Returns:
-            Prompts with what was appended. [batch, pos + max_new_tokens]
-        """
-        if temperature < 0 or (temperature > 0 and generator is None):
-            raise ValueError(
-                f"generate: temperature={temperature} with generator={generator}; allowed: 0, or "
-                "a positive temperature with an explicit torch.Generator"
-            )
-        ids = new = self.to_tokens(tokens)
-        past = None
-        with torch.no_grad():
-            for _ in range(max_new_tokens):
-                logits, past = self.step(new, past, attention_mask=attention_mask)
-                attention_mask = None
-                if temperature > 0:
-                    odds = torch.softmax(logits[:, -1].float() / temperature, dim=-1)
-                    new = torch.multinomial(odds, 1, generator=generator)
-                else:
-                    new = logits[:, -1].argmax(-1, keepdim=True)
-                ids = torch.cat([ids, new], dim=1)
-        return ids
+        """Append tokens one by one, hooks acting in every step; see `hooked_ssm.generation`."""
+        return generate(
+            self.step,
+            self.to_tokens(tokens),
+            max_new_tokens,
+            temperature=temperature,
+            generator=generator,
+            attention_mask=attention_mask,
+        )
 
     def logits_at(
         self, normalised: Float[Tensor, "*place d_model"], positions: Tensor | None = None
@@ -260,37 +231,6 @@ class HookedModel(Tokenising, HookRoot):
         last: Block = self.blocks[-1]  # type: ignore[assignment]
         return not (last.listened_after_mixing() or any(hook.listened for hook in final))
 
-    # Checks.
-
-    def _check_tokens(self, ids: Tensor) -> Tensor:
-        if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim != 2 or ids.shape[1] == 0:
-            raise ShapeError(
-                f"tokens: got {ids.dtype} of shape {tuple(ids.shape)}, want integers [batch, pos] "
-                "with at least one position"
-            )
-        if ids.device != self.embed.weight.device:
-            raise ShapeError(
-                f"tokens are on {ids.device}, the model on {self.embed.weight.device}; "
-                "move them: tokens.to(model.cfg.device)"
-            )
-        if ids.device.type == "cpu" and ids.numel():
-            low, high = ids.aminmax()
-            if low < 0 or high >= self.cfg.d_vocab:
-                raise ShapeError(
-                    f"token ids run from {int(low)} to {int(high)}, but d_vocab="
-                    f"{self.cfg.d_vocab}: allowed 0..{self.cfg.d_vocab - 1}"
-                )
-        return ids
-
-    def _check_residual(self, resid: Any) -> Tensor:
-        if not isinstance(resid, Tensor) or resid.ndim != 3 or resid.shape[2] != self.cfg.d_model:
-            got = tuple(resid.shape) if isinstance(resid, Tensor) else type(resid).__name__
-            raise ShapeError(
-                f"start_at_layer takes a residual stream [batch, pos, {self.cfg.d_model}], "
-                f"got {got}"
-            )
-        return resid
-
     def _segment(
         self,
         shape: torch.Size,
@@ -298,28 +238,18 @@ class HookedModel(Tokenising, HookRoot):
         mask: Tensor | None,
         past: Past | None = None,
     ) -> Segment:
-        start, length = 0 if past is None else past.length, shape[1]
+        segment = locate(shape, device, mask, past)
         limits: list[int] = [b.mixer.max_length for b in self.blocks if b.mixer.max_length]  # type: ignore[misc]
         if self.cfg.positions == "learned":
             limits.append(self.cfg.n_ctx)
-        if limits and start + length > min(limits):
+        total = segment.start + segment.length
+        if limits and total > min(limits):
             raise ShapeError(
-                f"the sequence has {start + length} tokens, but learned positions or long filters "
-                f"of {self.title} end at n_ctx={self.cfg.n_ctx}; shorten it or build with a "
-                "larger n_ctx"
+                f"the sequence has {total} tokens, but learned positions or long filters of "
+                f"{self.title} end at n_ctx={self.cfg.n_ctx}; shorten it or build with a larger "
+                "n_ctx"
             )
-        positions = torch.arange(start, start + length, device=device)[None]
-        real = None
-        if mask is not None:
-            if tuple(mask.shape) != tuple(shape):
-                raise ShapeError(
-                    f"attention_mask has shape {tuple(mask.shape)}, tokens {tuple(shape)}"
-                )
-            real = mask.bool()
-            positions = (real.cumsum(1) - 1).clamp(min=0)
-        elif past is not None and past.offset is not None:
-            positions = positions - past.offset[:, None]
-        return Segment(start, length, positions, real)
+        return segment
 
     def _refuse_unreachable(self, length: int) -> None:
         """Per-position hooks beyond the sequence would never fire: say so before running."""
@@ -368,43 +298,6 @@ class HookedModel(Tokenising, HookRoot):
                 f"hook_name({layer}, {role!r}, position=7)"
             )
         return f"{name}.{position}"
-
-    @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The embedding."""
-        return self.embed.weight
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        """The unembedding."""
-        return self.embed.weight.T if self.cfg.tie_embeddings else self.unembed.weight.T
-
-    @property
-    def b_U(self) -> Float[Tensor, " d_vocab"]:
-        """The unembedding's bias: there is none, so zeros."""
-        return self.W_U.new_zeros(self.cfg.d_vocab)
-
-    def tokens_to_residual_directions(self, tokens: Any) -> Tensor:
-        """Return the directions whose dot product with the scaled residual gives a token's logit.
-
-        The final norm's weight is folded in, so that `ActivationCache.logit_attrs` of all parts of
-        the residual stream adds up to the logit less what the norm's bias contributes.
-        """
-        ids = torch.as_tensor(self.to_single_token(tokens) if isinstance(tokens, str) else tokens)
-        directions = self.W_U.T[ids.to(self.W_U.device)] * self.ln_final.weight
-        return directions
-
-    def accumulated_bias(self, layer: int, mlp_input: bool = False, **_: Any) -> Tensor:
-        """Return the sum of the output biases of the layers below. [d_model]"""
-        total = self.W_U.new_zeros(self.cfg.d_model)
-        for index, block in enumerate(self.blocks):
-            mixer_counts = index < layer or (mlp_input and index == layer)
-            bias = getattr(getattr(block.mixer, "out_proj", None), "bias", None)
-            if mixer_counts and bias is not None:
-                total = total + bias
-            if index < layer and block.has_mlp and block.mlp.fc_out.bias is not None:
-                total = total + block.mlp.fc_out.bias
-        return total
 
     def to(self, *args: Any, **kwargs: Any) -> HookedModel:
         """Move or cast the model; `cfg.device` and `cfg.dtype` follow."""
@@ -460,29 +353,6 @@ class HookedModel(Tokenising, HookRoot):
         from hooked_ssm.loading import from_hf
 
         return from_hf(hf_model)
-
-
-def next_token_loss(
-    logits: Float[Tensor, "batch pos d_vocab"],
-    tokens: Int[Tensor, "batch pos"],
-    real: Tensor | None = None,
-    per_token: bool = False,
-) -> Tensor:
-    """Cross-entropy of each next token; its mean over pairs of real tokens, or each of them."""
-    if logits.shape[1] < 2:
-        raise ShapeError("a next-token loss needs at least two tokens, got one")
-    core = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    log_probs = F.log_softmax(logits[:, :-1].to(core), dim=-1)
-    losses = -log_probs.gather(-1, tokens[:, 1:, None])[..., 0]
-    if real is None:
-        return losses if per_token else losses.mean()
-    counts = real[:, 1:] & real[:, :-1]
-    losses = losses.masked_fill(~counts, 0)
-    return losses if per_token else losses.sum() / counts.sum()
-
-
-def _padding(real: Tensor | None) -> Tensor | None:
-    return None if real is None else (~real).sum(1)
 
 
 def _empty(*shape: int) -> Tensor:
