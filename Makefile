@@ -33,11 +33,14 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# One process per core, one thread each: the tensors of tests are too small for more.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
 test: lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST)
 
 test-all: lint types
-	$(BIN)/python -m pytest
+	$(PYTEST) --slow
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
