@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from hooked_ssm.errors import CheckpointError
 
@@ -34,6 +37,14 @@ def write_text(path: Path, text: str) -> None:
     """Write a file so that at every moment its old or its new text is there in full."""
     with new_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file, as readable to others as its folder (the library makes it 0600)."""
+    save_file(dict(tensors), path, None if metadata is None else dict(metadata))
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import CheckpointError, ConfigError
-from hooked_ssm.files import new_file, new_folder, read_json, sync, write_json
+from hooked_ssm.files import new_file, new_folder, read_json, save_tensors, sync, write_json
 from hooked_ssm.loading.assemble import assemble
 from hooked_ssm.loading.tables import find_layout
 from hooked_ssm.model import HookedModel
@@ -58,14 +57,14 @@ def save_pretrained(model: HookedModel, folder: str | Path) -> Path:
     if not folder.exists():
         with new_folder(folder) as unfinished:
             unfinished.mkdir(parents=True)
-            save_file(weights, unfinished / WEIGHTS, carried)
+            save_tensors(weights, unfinished / WEIGHTS, carried)
             write_json(unfinished / CONFIG, config)
         return folder
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; give a folder to save into")
     write_json(folder / _PENDING, config)
     with new_file(folder / WEIGHTS) as unfinished:
-        save_file(weights, unfinished, carried)
+        save_tensors(weights, unfinished, carried)
     os.replace(folder / _PENDING, folder / CONFIG)
     sync(folder)
     return folder

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hooked_ssm.errors import CheckpointError
-from hooked_ssm.files import new_folder, read_json, remove_folder, write_json
+from hooked_ssm.files import new_folder, read_json, remove_folder, save_tensors, write_json
 from hooked_ssm.model import HookedModel
 from hooked_ssm.training.config import RESULT_FREE, Keep
 from hooked_ssm.training.optimizer import optimizer_names
@@ -92,7 +92,7 @@ def save_checkpoint(
     if not path.exists():
         with new_folder(path) as unfinished:
             model.save_pretrained(unfinished)
-            save_file(_optimizer_tensors(model, optimizer), unfinished / "optimizer.safetensors")
+            save_tensors(_optimizer_tensors(model, optimizer), unfinished / "optimizer.safetensors")
             write_json(unfinished / "state.json", {"format": FORMAT, **asdict(state)})
     if keep == "last":
         for older in checkpoint_folders(folder):

@@ -106,7 +106,7 @@ def kill_at(monkeypatch, call: int) -> list[str]:
 
         monkeypatch.setattr(owner, name, run)
 
-    for owner, name in ((os, "replace"), (os, "rename"), (os, "fsync"), (native, "save_file")):
+    for owner, name in ((os, "replace"), (os, "rename"), (os, "fsync"), (native, "save_tensors")):
         guarded(owner, name)
     # A killed process runs no clean-up either.
     monkeypatch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
@@ -154,7 +154,7 @@ def test_an_exception_while_saving_leaves_the_old_model(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(native, "save_file", full)
+    monkeypatch.setattr(native, "save_tensors", full)
     with pytest.raises(OSError, match="no space"):
         build(seed=2).save_pretrained(folder)
     with pytest.raises(OSError, match="no space"):

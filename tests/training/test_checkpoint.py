@@ -56,8 +56,8 @@ MOMENTS = {
     "just before a checkpoint": (torch.optim.AdamW, "step", 10),
     "just after a checkpoint": (torch.optim.AdamW, "step", 11),
     "in the last update": (torch.optim.AdamW, "step", 20),
-    "weights written, optimizer not": (checkpoint, "save_file", 3),
-    "weights of the first checkpoint written": (checkpoint, "save_file", 1),
+    "weights written, optimizer not": (checkpoint, "save_tensors", 3),
+    "weights of the first checkpoint written": (checkpoint, "save_tensors", 1),
     "files written, half of them synced": (files, "sync", 19),
     "complete but for its name": (os, "rename", 4),
     "deleting the older one": (checkpoint, "remove_folder", 2),
@@ -93,13 +93,13 @@ import os, signal, sys, torch
 from hooked_ssm.training import checkpoint
 from tests.training.tiny import tiny_config, tiny_run
 torch.set_num_threads(int(sys.argv[2]))
-save, written = checkpoint.save_file, []
+save, written = checkpoint.save_tensors, []
 def save_and_die(tensors, path):
     save(tensors, path)
     written.append(path)
     if len(written) == 3:  # steps 0 and 5 are there; step 10 is half written
         os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.save_file = save_and_die
+checkpoint.save_tensors = save_and_die
 tiny_run(tiny_config(folder=sys.argv[1]))
 """
 
