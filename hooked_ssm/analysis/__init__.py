@@ -1,14 +1,47 @@
 """Analyses that run unchanged on every architecture: one file per method."""
 
+from hooked_ssm.analysis.detection import chance_scores, detection_pattern, pattern_scores
+from hooked_ssm.analysis.in_context import (
+    LossCurve,
+    in_context_learning_score,
+    loss_per_position,
+)
+from hooked_ssm.analysis.induction import (
+    DetectionScores,
+    detection_scores,
+    duplicate_token_scores,
+    induction_scores,
+    previous_token_scores,
+)
 from hooked_ssm.analysis.interchange import MechanisticEvaluation, mechanistic_evaluation, verdict
+from hooked_ssm.analysis.mechanism_report import MechanismReport, mechanism_report
+from hooked_ssm.analysis.probing import ProbeResults, linear_probes
 from hooked_ssm.analysis.sites import BLOCK_SITES, Site, find_site, find_sites
+from hooked_ssm.analysis.token_mixing import TokenMixing, token_mixing
 
 __all__ = [
     "BLOCK_SITES",
+    "DetectionScores",
+    "LossCurve",
+    "MechanismReport",
     "MechanisticEvaluation",
+    "ProbeResults",
     "Site",
+    "TokenMixing",
+    "chance_scores",
+    "detection_pattern",
+    "detection_scores",
+    "duplicate_token_scores",
     "find_site",
     "find_sites",
+    "in_context_learning_score",
+    "induction_scores",
+    "linear_probes",
+    "loss_per_position",
+    "mechanism_report",
     "mechanistic_evaluation",
+    "pattern_scores",
+    "previous_token_scores",
+    "token_mixing",
     "verdict",
 ]

@@ -177,7 +177,7 @@ class _Part(NamedTuple):
 
     layer: int
     unit: str
-    index: int
+    number: int
     units: slice
 
 
@@ -222,7 +222,7 @@ def _pattern_frame(
         for part in parts:
             if part.layer == layer and part.unit != "head":
                 pooled = pattern_scores(moved[:, part.units], targets, pool=True, **how)
-                table.append(_row(layer, part.unit, part.index, pooled[:, 0], chance))
+                table.append(_row(layer, part.unit, part.number, pooled[:, 0], chance))
         single = pattern_scores(mixing.matrix, targets, **how)
         table += [
             _row(layer, mixing.unit, index, score, chance)
@@ -266,7 +266,7 @@ class _Removal:
         control = torch.stack([self.whole.probability - o.probability for o in others]).mean(0)
         control_drop, control_error = mean_and_error(control)
         return {
-            "layer": part.layer, "unit": part.unit, "index": part.index,
+            "layer": part.layer, "unit": part.unit, "index": part.number,
             "drop": drop, "drop_error": error, "accuracy_drop": accuracy_drop,
             "control_drop": control_drop, "control_error": control_error,
         }  # fmt: skip

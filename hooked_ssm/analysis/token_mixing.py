@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hooked_ssm.analysis.value_path import affine_map, value_path
 from hooked_ssm.errors import ConfigError, HookNameError, ShapeError, unknown
+from hooked_ssm.mixers import Mixer
 from hooked_ssm.model import HookedModel
 
 Through = Literal["values", "mixer"]
@@ -192,7 +193,7 @@ class _Run:
     def __init__(self, model: HookedModel, tokens: Tensor, layer: int, mask: Tensor | None):
         self.model, self.tokens, self.layer, self.mask = model, tokens, layer, mask
         self.pattern_name = model.hook_name(layer, "pattern")
-        self.mixer = model.blocks[layer].mixer
+        self.mixer: Mixer = model.blocks[layer].mixer  # type: ignore[assignment]
         self.prefix = self.pattern_name.removesuffix("hook_pattern")
         self.has_heads = "head" in model.find_hook(self.pattern_name).spec.axes
         self._cache: dict[str, Tensor] = {}

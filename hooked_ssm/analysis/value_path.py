@@ -100,7 +100,7 @@ def value_path(mixer: Mixer, activation: Activation) -> ValuePath | None:
         return None
     for kind, describe in _PATHS.items():
         if isinstance(mixer, kind):
-            return describe(mixer, activation)  # type: ignore[arg-type]
+            return describe(mixer, activation)
     raise HookUnavailableError(
         f"{type(mixer).__name__}: what surrounds its token mixing is not known here; allowed: "
         "through='values', or one of the mixers that come with hooked_ssm"
@@ -157,7 +157,7 @@ def _gla(mixer: GLA, activation: Activation) -> ValuePath:
     return ValuePath(_shared(inputs, mixer), taps, None, slope, None, after, "hook_normed")
 
 
-_PATHS: dict[type[Mixer], Callable[..., ValuePath]] = {
+_PATHS: dict[type, Callable[..., ValuePath]] = {
     Mamba: _mamba,
     Mamba2: _mamba2,
     Hyena: _hyena,
