@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,3 +86,10 @@ def test_errors_are_one_line(
         cli.main()
     assert stopped.value.code == 2
     assert "unknown mixer 'mambo'" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_hook_reference_is_up_to_date() -> None:
+    """docs/hooks.md is what `python docs/make_hook_reference.py` writes."""
+    script = Path(__file__).parents[1] / "docs" / "make_hook_reference.py"
+    made = runpy.run_path(str(script))
+    assert made["TARGET"].read_text() == made["page"]()
