@@ -51,7 +51,7 @@ class Block(nn.Module):
         kind, eps = config.block_norm(layer), config.norm_eps
         d_model, d_mlp = config.d_model, config.block_d_mlp(layer)
         self.hook_resid_pre = residual_hook("hook_resid_pre")
-        self.ln1 = Norm(d_model, kind, eps)
+        self.ln1 = Norm(d_model, kind, eps, reach="later")
         self.hook_mixer_in = residual_hook("hook_mixer_in")
         mixer = find_mixer(config.mixer_name(layer))
         self.mixer: Mixer = mixer(d_model, config.n_ctx, config.mixer_options(layer))

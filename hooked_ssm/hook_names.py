@@ -27,7 +27,7 @@ class Word(NamedTuple):
 
     Attributes:
         meaning: What the activation is.
-        reach: Where in time an edit at position t acts *inside this mixer*: "later" = at t and at
+        reach: Where in time an edit at position t acts *within its layer*: "later" = at t and at
             every later position, "position" = at t only (a pattern's row counts as its position).
         heavy: Computed only when somebody listens to this very name.
         numbers: "model" = of the model's dtype; "core" = float32 under any narrower one;
@@ -42,8 +42,8 @@ class Word(NamedTuple):
 
 WORDS: dict[str, Word] = {
     # the residual stream and what surrounds the mixers
-    "hook_embed": Word("token embedding", "position"),
-    "hook_pos_embed": Word("position embedding, as added to the residual stream", "position"),
+    "hook_embed": Word("token embedding", "later"),
+    "hook_pos_embed": Word("position embedding, as added to the residual stream", "later"),
     "hook_resid_pre": Word("residual stream entering the block", "later"),
     "hook_resid_mid": Word("residual stream between mixer and MLP", "later"),
     "hook_resid_post": Word("residual stream leaving the block", "later"),

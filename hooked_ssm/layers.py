@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hooked_ssm.hook_names import spec
+from hooked_ssm.hook_names import Reach, spec
 from hooked_ssm.hook_points import SpecHookPoint
 
 
@@ -69,15 +70,21 @@ class Norm(nn.Module):
     rms:   x / scale * weight,                   scale = sqrt(mean x^2 + eps)
 
     Statistics are taken in float32 (float64 for float64 input), whatever the model's dtype.
+
+    Args:
+        reach: How far an edit of its hooks reaches: "later" for the norm before a mixer.
     """
 
-    def __init__(self, d_model: int, kind: str, eps: float = 1e-5):
+    def __init__(
+        self, d_model: int, kind: str, eps: float = 1e-5, *, reach: Reach = "position"
+    ) -> None:
         super().__init__()
         self.kind, self.eps = kind, eps
         self.weight = nn.Parameter(torch.ones(d_model))
         self.bias = nn.Parameter(torch.zeros(d_model)) if kind == "layer" else None
-        self.hook_scale = SpecHookPoint(spec("hook_scale", "batch pos one"))
-        self.hook_normalized = SpecHookPoint(spec("hook_normalized", "batch pos d_model"))
+        scale = replace(spec("hook_scale", "batch pos one"), reach=reach)
+        normalized = replace(spec("hook_normalized", "batch pos d_model"), reach=reach)
+        self.hook_scale, self.hook_normalized = SpecHookPoint(scale), SpecHookPoint(normalized)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x. [..., d_model]"""

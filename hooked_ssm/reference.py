@@ -11,7 +11,7 @@ REACH = {"later": "this and later positions", "position": "this position only"}
 def hook_table(architecture: str, n_layers: int | None = None) -> list[tuple[str, ...]]:
     """Return (name, axes, roles, reach of an edit, weight, meaning) per hook point.
 
-    In execution order. Reach is what an edit does inside its own mixer.
+    In execution order. Reach is what an edit does within its own layer.
 
     Raises:
         ConfigError: Unknown architecture.
