@@ -12,7 +12,12 @@ from hooked_ssm.ops.output import ScanOutput, StatesWanted
 from hooked_ssm.ops.selective_scan.cpu import selective_scan_cpu
 from hooked_ssm.ops.selective_scan.reference import selective_scan_reference
 
-BACKENDS = Backends("selective_scan", selective_scan_reference, selective_scan_cpu)
+BACKENDS = Backends(
+    "selective_scan",
+    selective_scan_reference,
+    selective_scan_cpu,
+    "hooked_ssm.ops.selective_scan.triton:selective_scan_triton",
+)
 
 
 def selective_scan(
