@@ -28,6 +28,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from hooked_ssm.ops.selective_scan.triton import selective_scan_triton
+from hooked_ssm.ops.short_conv.triton import short_conv_triton
 
 POINTERS = {
     torch.float64: "*fp64",
@@ -74,10 +75,19 @@ def _selective_scan(core: torch.dtype, given: torch.dtype, groups: int) -> None:
     _both_ways(lambda: selective_scan_triton(x, dt, A, B, C, start, [3, 77]))
 
 
+def _short_conv(core: torch.dtype, given: torch.dtype, width: int) -> None:
+    x, weight = meta(2, 1024, 1536, dtype=given), meta(1536, width, dtype=core)
+    bias, window = meta(1536, dtype=core), meta(2, 1536, width - 1, dtype=core)
+    _both_ways(lambda: short_conv_triton(x, weight, bias, window, [3, 77]))
+
+
 CASES: dict[str, Callable[[], None]] = {
     "selective_scan": lambda: _selective_scan(torch.float32, torch.float32, 1),
     "selective_scan-bf16": lambda: _selective_scan(torch.float32, torch.bfloat16, 1),
     "selective_scan-float64-groups": lambda: _selective_scan(torch.float64, torch.float64, 3),
+    "short_conv": lambda: _short_conv(torch.float32, torch.float32, 4),
+    "short_conv-bf16": lambda: _short_conv(torch.float32, torch.bfloat16, 3),
+    "short_conv-float64": lambda: _short_conv(torch.float64, torch.float64, 128),
 }
 
 

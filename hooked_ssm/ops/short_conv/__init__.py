@@ -13,7 +13,12 @@ from hooked_ssm.ops.short_conv.cpu import short_conv_cpu
 from hooked_ssm.ops.short_conv.output import ConvOutput
 from hooked_ssm.ops.short_conv.reference import short_conv_reference
 
-BACKENDS = Backends("short_conv", short_conv_reference, short_conv_cpu)
+BACKENDS = Backends(
+    "short_conv",
+    short_conv_reference,
+    short_conv_cpu,
+    "hooked_ssm.ops.short_conv.triton:short_conv_triton",
+)
 
 
 def short_conv(
