@@ -60,8 +60,9 @@ def roles(model: HookedModel) -> list[Site]:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("name", STACKS)
-def test_equals_one_forward_per_cell(name: str) -> None:
+def test_equals_one_forward_per_cell(name: str, resume: bool) -> None:
     model, base, source = tiny(name), documents(0), documents(1)
     read_at = torch.tensor([8, 6, 7])
     spots = [torch.tensor([2, 5, 7]), torch.tensor([8, 8, 0]), read_at]
@@ -71,11 +72,12 @@ def test_equals_one_forward_per_cell(name: str) -> None:
         if site.per_position or model.find_hook(site.hook).spec.position_axis is not None
         for at in spots
     ]
-    engine = Interchange(model, base, source, read_at, max_batch=4)
+    engine = Interchange(model, base, source, read_at, max_batch=4, resume=resume)
     seen = []
     for indices, logits in engine.run(cells):
         for index, got in zip(indices, logits, strict=True):
-            want = patched_one_by_one(model, base, source, *cells[index], read_at)
+            cell = cells[index]
+            want = patched_one_by_one(model, base, source, cell.site, cell.positions, read_at)
             torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
             seen.append(index)
     assert sorted(seen) == list(range(len(cells)))
@@ -95,7 +97,7 @@ def test_runs_only_what_a_patch_can_change() -> None:
     cells = [Cell(site, torch.full((3,), t)) for t in range(LENGTH)]
     [(_, logits)] = list(engine.run(cells))
     model.reset_hooks()
-    assert ran == [3, 3, 3, 3, 3]  # two cached runs (embed and final norm), one patched run
+    assert ran == [3]  # one patched run, past the embedding; both plain runs came before
     torch.testing.assert_close(logits[3], engine.base_logits)
     assert not torch.allclose(logits[4], engine.base_logits)
 

@@ -1,0 +1,155 @@
+"""A run that later runs can step into: at any layer, and at some positions.
+
+What a patch at layer l and position p cannot reach is what came before: the residual stream that
+enters layer l, and what every later layer's mixer carried on from the tokens before p. Both are
+kept here, so that a patched run computes only the rest, and logits only where they are read.
+Tokens behind the last position that is read are left out from the start: every model is causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hooked_ssm.mixers import Carried, Segment
+from hooked_ssm.model import HookedModel
+
+STARTS = 8
+"""At how many positions a run can be taken up again: more hardly saves more (1 - 1/STARTS)."""
+WORTH = 4.0
+"""Take up at a position if the bytes carried are at most so many times the residual stream's: H3
+and Mamba-2 carry more, and then fetching it costs more than it saves (measured:
+`benchmarks/patching.py --resume`)."""
+
+
+def _no_past(layer: int) -> Carried | None:
+    """What the layers carry into a run from the first token on: nothing."""
+    return None
+
+
+class Resumable:
+    """One forward of a model on some documents, kept.
+
+    Args:
+        model: In eval mode.
+        tokens: The documents. [batch, pos]
+        read_at: The position of each document where logits are read. [batch]
+        mask: False at padding. [batch, pos]
+
+    Attributes:
+        entering: The residual stream that enters each layer. layer -> [batch, pos, d_model]
+        logits: Where they are read. [batch, d_vocab]
+        length: Positions that are run: up to the last one that is read.
+    """
+
+    def __init__(
+        self,
+        model: HookedModel,
+        tokens: Int[Tensor, "batch pos"],
+        read_at: Int[Tensor, " batch"],
+        mask: Bool[Tensor, "batch pos"] | None = None,
+    ):
+        self.model, self.read_at = model, read_at
+        self.length = int(read_at.max()) + 1
+        self._mask = None if mask is None else mask[:, : self.length]
+        self._pasts: dict[int, list[Carried]] = {}
+        self.entering: list[Tensor] = []
+        embedded = model(tokens[:, : self.length], stop_at_layer=0, attention_mask=self._mask)
+        segment = self._segment(0, self.length)
+        self.logits: Float[Tensor, "batch d_vocab"] = self._through(
+            embedded, 0, segment, read_at[:, None], keep=True
+        )
+
+    @property
+    def stride(self) -> int:
+        """Distance of the positions at which the run can be taken up again."""
+        return -(-self.length // STARTS)
+
+    def pays(self) -> bool:
+        """Whether taking up the run at a position costs less than the tokens before it.
+
+        Never while somebody listens: a hook that counts positions would find them shifted.
+        """
+        if any(hook.has_hooks() for hook in self.model.hook_points()) or self.length <= STARTS:
+            return False
+        pasts = self._past(self.stride)
+        carried = sum(value[0].nbytes for layer in pasts for value in layer.values())
+        return carried <= WORTH * sum(resid[0].nbytes for resid in self.entering)
+
+    def activations(self, layer: int, names: Iterable[str]) -> dict[str, Tensor]:
+        """Run one layer alone and return what its hook points saw."""
+        cache, hooks, _ = self.model.get_caching_hooks(list(names))
+        with self.model.hooks(fwd_hooks=hooks):
+            self.model.blocks[layer](self.entering[layer].clone(), self._segment(0, self.length))
+        return cache
+
+    def go_on(
+        self, layer: int, start: int, documents: Int[Tensor, " row"], hooks: list
+    ) -> Float[Tensor, "row d_vocab"]:
+        """Run some documents from a layer and a position on, with hooks.
+
+        Args:
+            layer: The first layer to run.
+            start: The first position to run: 0, or a multiple of `stride`.
+            documents: Which documents; one may stand in several rows.
+            hooks: Of the layers run; positions of what they see count from `start`.
+        """
+        read = self.read_at[documents]
+        stop = int(read.max()) + 1
+        segment = self._segment(start, stop, documents)
+        past = _no_past if start == 0 else self._past_of(start, documents)
+        resid = self.entering[layer][documents, start:stop]
+        with self.model.hooks(fwd_hooks=hooks):
+            return self._through(resid, layer, segment, (read - start)[:, None], past)
+
+    def _through(
+        self,
+        resid: Tensor,
+        first: int,
+        segment: Segment,
+        read: Tensor,
+        past: Callable[[int], Carried | None] = _no_past,
+        keep: bool = False,
+    ) -> Tensor:
+        """The layers from `first` on, and logits where they are read. [row, d_vocab]"""
+        model, last = self.model, len(self.model.blocks) - 1
+        final = (model.ln_final.hook_scale, model.ln_final.hook_normalized)
+        early = not (model.blocks[last].listened_after_mixing() or any(h.listened for h in final))
+        for layer in range(first, last + 1):
+            if keep:
+                self.entering.append(resid.clone())
+            only_at = read if early and layer == last else None
+            resid, _ = model.blocks[layer](resid, segment, past(layer), only_at)
+        return model.logits_at(model.ln_final(resid), None if early else read)[:, 0]
+
+    def _segment(self, start: int, stop: int, rows: Tensor | None = None) -> Segment:
+        if self._mask is None:
+            positions = torch.arange(start, stop, device=self.read_at.device)[None]
+            return Segment(start, stop - start, positions)
+        real = self._mask if rows is None else self._mask[rows]
+        positions = (real.cumsum(1) - 1).clamp(min=0)
+        return Segment(start, stop - start, positions[:, start:stop], real[:, start:stop])
+
+    def _past_of(self, start: int, documents: Tensor) -> Callable[[int], Carried]:
+        """What the layers carried on from before `start`, row by row, one layer at a time."""
+        layers = self._past(start)
+        return lambda layer: {name: value[documents] for name, value in layers[layer].items()}
+
+    def _past(self, start: int) -> list[Carried]:
+        """What every layer carried on from before `start`; one run in segments finds them all."""
+        if not self._pasts:
+            for first in range(0, self.length - self.stride, self.stride):
+                stop = first + self.stride
+                segment, before = self._segment(first, stop), self._pasts.get(first)
+                self._pasts[stop] = [
+                    block.mixer(
+                        block.ln1(self.entering[layer][:, first:stop]),
+                        segment,
+                        None if before is None else before[layer],
+                    )[1]
+                    for layer, block in enumerate(self.model.blocks)
+                ]
+        return self._pasts[start]
