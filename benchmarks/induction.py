@@ -17,6 +17,7 @@ from hooked_ssm import HookedModel, ModelConfig
 from hooked_ssm.analysis.induction import detection_scores
 from hooked_ssm.analysis.mechanism_report import MechanismReport, mechanism_report
 from hooked_ssm.demo import RECIPES, TASK
+from hooked_ssm.tasks.base import IGNORE_INDEX
 from hooked_ssm.training import TrainConfig, train
 
 MODELS = {
@@ -53,27 +54,42 @@ def trained(architecture: str, options: dict, seed: int) -> HookedModel:
 
 
 def head_rows(model: HookedModel) -> list[str]:
-    """Scores of the kind of head wanted in each layer, by pattern and by removal."""
+    """Scores of the kind of head wanted in each layer, by pattern and by removal.
+
+    By pattern, the previous token counts at the values in context, induction at the query; what a
+    token takes of itself is left out, as a convolution's skip would outweigh all else. Removed is
+    the mixing at all offsets of the kind.
+    """
+    batch = TASK.sample(256, "test", generator=torch.Generator().manual_seed(0))
+    context = torch.arange(batch.tokens.shape[1]) < batch.positions["divider"][:, None]
+    is_value = (batch.tokens >= TASK.values.start) & (batch.tokens < TASK.values.stop)
+    counted = {"previous_token": is_value & context, "induction": batch.labels != IGNORE_INDEX}
     rows = []
     for layer, kind in HEADS.items():
-        scores = detection_scores(model, kind, TASK, layers=[layer], causal=True, n=256)
-        frame = scores.frame
-        row = frame[(frame["unit"] == "layer")].iloc[0]
-        rows.append(
-            f"{kind:14} in layer {layer} | {row['score']:.2f} ± {row['error']:.2f} | "
-            f"{row['chance']:.2f} | {row['drop']:.2f} ± {row['drop_error']:.2f} | "
-            f"{row['control_drop']:.2f} ± {row['control_error']:.2f}"
+        scores = detection_scores(
+            model, kind, batch, layers=[layer], queries=counted[kind], exclude_current_token=True
         )
-    return rows
+        removed = detection_scores(model, kind, batch, layers=[layer], causal=True)
+        score, lost = (x.frame[x.frame["unit"] == "layer"].iloc[0] for x in (scores, removed))
+        rows.append(
+            f"| {kind} in layer {layer} | {score['score']:.2f} ± {score['error']:.2f} | "
+            f"{score['chance']:.2f} | {lost['drop']:.2f} ± {lost['drop_error']:.2f} | "
+            f"{lost['control_drop']:.2f} ± {lost['control_error']:.2f} |"
+        )
+    return ["", "| scored | share of mixing | chance | lost without it | lost without others |",
+            "|---|---|---|---|---|", *rows]  # fmt: skip
 
 
 def inside_rows(report: MechanismReport) -> list[str]:
-    """What restoring one thing inside the mixers gives back."""
-    frame = report.inside[report.inside["site"].isin(["mixer_in", "conv_in", "conv", "write"])]
-    rows = []
+    """What restoring one thing inside the mixers gives back, as a table."""
+    frame = report.inside
+    frame = frame[frame["site"].isin(["mixer_in", "conv_in", "conv", "write", "carry", "mixed"])]
+    places = list(dict.fromkeys(frame["restore"]))
+    rows = ["", "| restored | " + " | ".join(places) + " |", "|---" * (len(places) + 1) + "|"]
     for (layer, site), part in frame.groupby(["layer", "site"], sort=False):
-        cells = (f"{r.restore} {r.attribution:.2f}" for r in part.itertuples())
-        rows.append(f"layer {layer} {site:8} | " + " | ".join(cells))
+        cell = part.set_index("restore")["attribution"]
+        cells = (f"{cell[place]:.2f}" if place in cell else "" for place in places)
+        rows.append(f"| layer {layer} {site} | " + " | ".join(cells) + " |")
     return rows
 
 

@@ -67,8 +67,8 @@ def pattern_scores(
         exclude_bos: Leave out what is given to position 0.
         exclude_current_token: Leave out the diagonal.
         measure: See above; the names are TransformerLens' `error_measure`.
-        pool: Score all units as one: sums over them are divided ("mul"), or the mean is taken
-            ("abs"); the unit axis is then 1.
+        pool: Score all units as one; the unit axis is then 1. "mul": sum |matrix| on targets / sum
+            |matrix|, over all units, as channels of both signs would cancel; "abs": the mean.
 
     Returns:
         NaN where no row counts or nothing is mixed.
@@ -97,9 +97,10 @@ def pattern_scores(
         score = 1 - missed / rows.sum(1)[:, None]
         return score.mean(1, keepdim=True) if pool else score
     matrix = matrix * counts
-    over = (1, 2, 3) if pool else (2, 3)
-    score = (matrix * hit).sum(over) / matrix.abs().sum(over)
-    return score[:, None] if pool else score
+    if pool:
+        moved = matrix.abs()
+        return ((moved * hit).sum((1, 2, 3)) / moved.sum((1, 2, 3)))[:, None]
+    return (matrix * hit).sum((-1, -2)) / matrix.abs().sum((-1, -2))
 
 
 def chance_scores(
@@ -151,11 +152,12 @@ def counted(
 def resampled(
     targets: Bool[Tensor, "batch query_pos key_pos"], generator: torch.Generator
 ) -> Bool[Tensor, "batch query_pos key_pos"]:
-    """Draw, for every query, as many other earlier keys (or itself) as it has targets.
+    """Draw, for every query, as many other earlier keys as it has targets.
 
-    Where fewer are left than that, all of them.
+    Where fewer are left than that, all of them. The query itself is not among them: what it holds
+    counts in every mixer, so removing it is no control.
     """
-    causal = torch.ones_like(targets).tril()
+    causal = torch.ones_like(targets).tril(-1)
     noise = torch.rand(targets.shape, generator=generator, device=generator.device)
     noise = noise.to(targets.device).masked_fill(~causal | targets, -1.0)
     rank = noise.argsort(dim=-1, descending=True).argsort(dim=-1)

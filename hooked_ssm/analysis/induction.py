@@ -43,11 +43,12 @@ class DetectionScores:
     Attributes:
         kind: Of which head.
         frame: One row per layer ("layer": all of it, each head or channel counting as much as it
-            moves), group of channels ("group") and head or channel, with columns layer, unit,
-            index, score and error (mean over documents and its standard error), chance (of a
-            uniform causal pattern). With causal=True also drop, drop_error (lost probability of
-            the answers), accuracy_drop, and control_drop, control_error (the same where other
-            offsets were removed); NaN for single channels, which are ablated in groups.
+            moves, without its sign), group of channels ("group", likewise) and head or channel
+            (signed), with columns layer, unit, index, score and error (mean over documents and its
+            standard error), chance (of a uniform causal pattern). With causal=True also drop,
+            drop_error (lost probability of the answers), accuracy_drop, and control_drop,
+            control_error (the same where other offsets were removed); NaN for single channels,
+            which are ablated in groups.
         probability, accuracy: Of the answers, with nothing removed; NaN without causal=True.
     """
 

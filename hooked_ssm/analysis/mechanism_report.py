@@ -7,7 +7,7 @@ layer, and in which part of its mixer, key and value are brought together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Literal
 
@@ -201,14 +201,15 @@ def _scores(
         documents = min(documents, LARGEST_PATTERNS // model.cache_size(1, length, name))
     if not layers or documents < 2:
         return {}
-    some = batch[:documents]
-    return {
-        relation: detection_scores(
-            model, between(some, *ends), some, layers=layers, groups=4, causal=True,
-            controls=controls, generator=generator,
-        )
-        for relation, ends in RELATIONS.items()
-    }  # fmt: skip
+    some, found = batch[:documents], {}
+    for relation, ends in RELATIONS.items():
+        targets = between(some, *ends)
+        scores = detection_scores(
+            model, targets, some, layers=layers, groups=4, causal=True, controls=controls,
+            generator=generator,
+        )  # fmt: skip
+        found[relation] = replace(scores, kind=relation)
+    return found
 
 
 def between(batch: TaskBatch, query: str, key: str) -> Tensor:

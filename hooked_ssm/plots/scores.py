@@ -61,7 +61,7 @@ def score_bars(
         y=rows["chance"].to_numpy(),
         name="chance (uniform pattern)",
         mode="markers",
-        marker={"symbol": "line-ew-open", "size": 18, "color": theme.INK},
+        marker={"symbol": "line-ew-open", "size": 36, "color": theme.INK},
         hovertemplate="chance %{y:.3f}<extra></extra>",
     )
     fig.update_layout(
