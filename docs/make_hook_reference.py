@@ -11,8 +11,8 @@ TARGET = Path(__file__).parent / "hooks.md"
 HEAD = """# Hook points, architecture by architecture
 
 Made by `python docs/make_hook_reference.py` from `hooked_ssm/hook_names.py` and the mixers; the
-command line prints the same: `hooked-ssm hooks mamba`. In execution order, per layer. *Reach*: which
-positions of its own layer an edit at position t acts on. *Heavy* ones are computed only when
+command line prints the same: `hooked-ssm hooks mamba`. In execution order, per layer. *Reach*:
+which positions of its own layer an edit at position t acts on. *Heavy* ones are computed only when
 somebody listens to that very name. `.{t}`: one hook point per position, made when asked for. Axes
 are named; `batch` comes first, and the position axis is declared, never guessed.
 """
