@@ -15,11 +15,14 @@ from hooked_ssm.analysis.induction import (
 )
 from hooked_ssm.analysis.interchange import MechanisticEvaluation, mechanistic_evaluation, verdict
 from hooked_ssm.analysis.mechanism_report import MechanismReport, mechanism_report
+from hooked_ssm.analysis.patching import activation_patching
+from hooked_ssm.analysis.patching_result import ActivationPatching
 from hooked_ssm.analysis.probing import ProbeResults, linear_probes
 from hooked_ssm.analysis.sites import BLOCK_SITES, Site, find_site, find_sites
 from hooked_ssm.analysis.token_mixing import TokenMixing, token_mixing
 
 __all__ = [
+    "ActivationPatching",
     "BLOCK_SITES",
     "DetectionScores",
     "LossCurve",
@@ -28,6 +31,7 @@ __all__ = [
     "ProbeResults",
     "Site",
     "TokenMixing",
+    "activation_patching",
     "chance_scores",
     "detection_pattern",
     "detection_scores",
