@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hooked_ssm import HookedModel, ModelConfig
-from hooked_ssm.analysis.inside import inside_sites, locate, places, window_of
+from hooked_ssm.analysis.inside import inside_sites, locate, places, restore_inside, window_of
 from hooked_ssm.analysis.mechanism_report import between, mechanism_report
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.mixers import MIXERS
@@ -165,3 +165,17 @@ def test_relations_only_look_back() -> None:
     )
     assert there.sum((1, 2)).tolist() == [1] * 4
     assert back.sum() == 0
+
+
+def test_documents_taken_in_parts_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("mamba").eval()
+    batch = TASK.sample(7, generator=torch.Generator().manual_seed(0))
+    corrupted = TASK.corrupt(
+        batch, "query_item_orig", generator=torch.Generator().manual_seed(1)
+    ).tokens
+    read_at = batch.positions["query_item"]
+    whole = restore_inside(model, batch, corrupted, 1, read_at)
+    monkeypatch.setattr("hooked_ssm.analysis.inside.TOKENS_AT_ONCE", 3 * batch.tokens.shape[1])
+    parts = restore_inside(model, batch, corrupted, 1, read_at)
+    assert parts["restored"].to_numpy() == pytest.approx(whole["restored"].to_numpy(), abs=1e-6)
+    assert (parts["hook"] == whole["hook"]).all()
