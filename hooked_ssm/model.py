@@ -299,9 +299,9 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             )
         return f"{name}.{position}"
 
-    def to(self, *args: Any, **kwargs: Any) -> HookedModel:
-        """Move or cast the model; `cfg.device` and `cfg.dtype` follow."""
-        super().to(*args, **kwargs)
+    def _apply(self, fn: Any, recurse: bool = True) -> HookedModel:
+        """Move or cast (`to`, `double`, `cuda`, ...); `cfg.device` and `cfg.dtype` follow."""
+        super()._apply(fn, recurse)
         weight = self.embed.weight
         self.cfg = self.cfg.with_(device=weight.device, dtype=weight.dtype)
         return self
