@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 from hooked_ssm.ops.triton_launch import CHUNK, Slots, contiguous, launch, power_of_2, warps_for
 
-TILE = 256
-"""States of a program, if d_state is not larger: small, so that there are many programs."""
+TILE_BYTES = 1024
+"""The state of a program, unless d_state is larger: small, so that there are many programs."""
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -47,11 +47,11 @@ def selective_scan_fwd_kernel(
     BLOCK_N: tl.constexpr,
 ):
     CORE: tl.constexpr = final_ptr.dtype.element_ty
-    item = tl.program_id(0).to(tl.int64)
+    item = tl.program_id(0)
     per_group = channels // groups
     blocks = tl.cdiv(per_group, BLOCK_E)
     group = item // blocks % groups
-    b = item // (blocks * groups)
+    b = (item // (blocks * groups)).to(tl.int64)
     in_group = item % blocks * BLOCK_E + tl.arange(0, BLOCK_E)
     e = group * per_group + in_group
     j = tl.arange(0, BLOCK_N)
@@ -68,7 +68,7 @@ def selective_scan_fwd_kernel(
         h = tl.zeros((BLOCK_E, BLOCK_N), dtype=CORE)
     for chunk in range(0, chunks):
         if checkpoints_ptr is not None:
-            kept = (item * chunks + chunk) * BLOCK_E * BLOCK_N
+            kept = (item.to(tl.int64) * chunks + chunk) * BLOCK_E * BLOCK_N
             tl.store(checkpoints_ptr + kept + tile, h)
         first = chunk * CHUNK
         for t in range(first, tl.minimum(first + CHUNK, length)):
@@ -119,13 +119,13 @@ def selective_scan_bwd_kernel(
     BLOCK_N: tl.constexpr,
 ):
     CORE: tl.constexpr = ginitial_ptr.dtype.element_ty
-    item = tl.program_id(0).to(tl.int64)
+    item = tl.program_id(0)
     per_group = channels // groups
     blocks = tl.cdiv(per_group, BLOCK_E)
-    block = item % blocks
+    block = (item % blocks).to(tl.int64)
     group = item // blocks % groups
-    b = item // (blocks * groups)
-    in_group = block * BLOCK_E + tl.arange(0, BLOCK_E)
+    b = (item // (blocks * groups)).to(tl.int64)
+    in_group = item % blocks * BLOCK_E + tl.arange(0, BLOCK_E)
     e = group * per_group + in_group
     j = tl.arange(0, BLOCK_N)
     on_e, on_n = in_group < per_group, j < n
@@ -133,7 +133,7 @@ def selective_scan_bwd_kernel(
     cell = e[:, None] * n + j[None, :]
     tile = tl.arange(0, BLOCK_E)[:, None] * BLOCK_N + j[None, :]
     chunks = tl.cdiv(length, CHUNK)
-    scratch_ptr += item * CHUNK * BLOCK_E * BLOCK_N
+    scratch_ptr += item.to(tl.int64) * CHUNK * BLOCK_E * BLOCK_N
 
     A = tl.load(A_ptr + cell, mask=on, other=0.0).to(CORE)
     gA = tl.zeros((BLOCK_E, BLOCK_N), dtype=CORE)
@@ -146,7 +146,9 @@ def selective_scan_bwd_kernel(
         first = chunk * CHUNK
         tokens = tl.minimum(CHUNK, length - first)
         # forwards once more, for the state before each token of the chunk
-        h = tl.load(checkpoints_ptr + (item * chunks + chunk) * BLOCK_E * BLOCK_N + tile)
+        h = tl.load(
+            checkpoints_ptr + (item.to(tl.int64) * chunks + chunk) * BLOCK_E * BLOCK_N + tile
+        )
         tl.debug_barrier()  # the chunk after this one has been read
         for i in range(0, tokens):
             tl.store(scratch_ptr + i * BLOCK_E * BLOCK_N + tile, h)
@@ -207,10 +209,10 @@ def selective_scan_triton(
     return ScanOutput(y, slots.in_order(states), final)
 
 
-def _grid(channels: int, groups: int, n: int) -> tuple[int, dict[str, int], int]:
+def _grid(channels: int, groups: int, n: int, core: torch.dtype) -> tuple[int, dict[str, int], int]:
     """Blocks per group, the sizes of a tile, and its warps."""
     per_group, block_n = channels // groups, power_of_2(n)
-    block_e = min(power_of_2(per_group), max(TILE // block_n, 1))
+    block_e = min(power_of_2(per_group), max(TILE_BYTES // (core.itemsize * block_n), 1))
     sizes = {"CHUNK": CHUNK, "BLOCK_E": block_e, "BLOCK_N": block_n}
     return -(-per_group // block_e), sizes, warps_for(block_e * block_n, per_thread=16)
 
@@ -222,9 +224,9 @@ class _KernelScan(torch.autograd.Function):
     def forward(ctx, x, dt, A, B, C, initial, slots):  # type: ignore[no-untyped-def]
         batch, length, channels = x.shape
         groups, n = B.shape[2:]
-        blocks, sizes, warps = _grid(channels, groups, n)
-        programs = batch * groups * blocks
         core = core_dtype(x, dt, A, B, C, *([] if initial is None else [initial]))
+        blocks, sizes, warps = _grid(channels, groups, n, core)
+        programs = batch * groups * blocks
         tile = (sizes["BLOCK_E"], sizes["BLOCK_N"])
         checkpoints = (
             x.new_empty(programs, -(-length // CHUNK), *tile, dtype=core)
@@ -246,7 +248,7 @@ class _KernelScan(torch.autograd.Function):
     def backward(ctx, grad_y, grad_states, grad_final):  # type: ignore[no-untyped-def]
         x, dt, A, B, C, slot, checkpoints = ctx.saved_tensors
         (batch, length, channels), (groups, n) = x.shape, B.shape[2:]
-        blocks, sizes, warps = _grid(channels, groups, n)
+        blocks, sizes, warps = _grid(channels, groups, n, ctx.core)
 
         def new(*shape: int) -> Tensor:
             return x.new_empty(shape, dtype=ctx.core)
