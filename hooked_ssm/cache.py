@@ -68,24 +68,29 @@ class HookedCache(ActivationCache):
         return after if after is None or asked[2] == "resid_mid" else torch.zeros_like(after)
 
     def _missing(self, key: Any) -> str:
-        wanted = self._spellings(key)[0]
+        hooks = {} if self.model is None else self.model.hook_dict
+        names = self._spellings(key)
+        wanted = next((name for name in names if name in hooks), names[0])
         close = near(wanted, self.cache_dict)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        known = self.model is not None and wanted in self.model.hook_dict
-        heavy = known and self.model.hook_dict[wanted].spec.heavy
+        heavy = wanted in hooks and hooks[wanted].spec.heavy
         why = " It is heavy, so it is cached only when names_filter names it." if heavy else ""
         return (
             f"no {wanted!r} in this cache{hint}{why} "
             f"It holds {len(self.cache_dict)} activations: cache.keys()"
         )
 
-    def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput) -> HookedCache:
-        """Return a cache with the slice applied to the batch axis of whatever has one."""
+    def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput | slice) -> HookedCache:
+        """Return a cache with the slice applied to the batch axis of whatever has one.
+
+        Args:
+            batch_slice: Documents to keep; an int drops the axis, as in TransformerLens.
+        """
         if not self.has_batch_dim:
             raise ValueError(
                 "apply_slice_to_batch_dim: the batch axis was already removed from this cache"
             )
-        chosen = Slice.unwrap(batch_slice)
+        chosen = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
         entries = {
             name: chosen.apply(value, dim=0) if self._has_batch(name) else value
             for name, value in self.cache_dict.items()

@@ -24,9 +24,11 @@ from transformer_lens.utilities import Slice, SliceInput
 from hooked_ssm.cache import HookedCache
 from hooked_ssm.errors import HookNameError, ShapeError, near
 from hooked_ssm.hook_names import HookSpec, spellings
-from hooked_ssm.hook_points import HookFamily, SpecHookPoint, detach_copy
+from hooked_ssm.hook_points import HookFamily, SpecHookPoint
+from hooked_ssm.ops.memory import large_clone
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
+PosSlice = Slice | SliceInput | slice
 NamedHook = tuple[str | Callable[[str], bool], Callable[..., Any]]
 _AT_POSITION = re.compile(r"^(.+)\.(-?\d+)$")
 
@@ -162,7 +164,7 @@ class HookRoot(HookedRootModule, ABC):
         incl_bwd: bool = False,
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-        pos_slice: Slice | SliceInput = None,
+        pos_slice: PosSlice = None,
         return_cache_object: bool = True,
         **model_kwargs: Any,
     ) -> tuple[Any, HookedCache | dict[str, Tensor]]:
@@ -174,8 +176,8 @@ class HookRoot(HookedRootModule, ABC):
             device: Where to keep the copies.
             remove_batch_dim: Drop the batch axis (batch of one only).
             incl_bwd: Call backward on the output (a scalar) and cache gradients as name + "_grad".
-            pos_slice: Positions to keep: int, slice, list or None; cut along each activation's
-                declared position axis.
+            pos_slice: Positions to keep: slice, tuple (start, stop), list, int (which keeps the
+                axis, with one position) or None; cut along each declared position axis.
             return_cache_object: A `HookedCache`, or the plain dict.
 
         Returns:
@@ -211,7 +213,7 @@ class HookRoot(HookedRootModule, ABC):
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
-        pos_slice: Slice | SliceInput = None,
+        pos_slice: PosSlice = None,
     ) -> tuple[dict[str, Tensor], list[NamedHook], list[NamedHook]]:
         """Return a dict and the hooks that fill it; arguments as in `run_with_cache`."""
         cache = {} if cache is None else cache
@@ -224,7 +226,7 @@ class HookRoot(HookedRootModule, ABC):
                 value = chosen.apply(value, dim=spec.position_axis)
             if remove_batch_dim and spec.has_batch:
                 value = value[0]
-            cache[f"{hook.name}{suffix}"] = detach_copy(value, device)
+            cache[f"{hook.name}{suffix}"] = _copy(value, device)
 
         names = [str(point.name) for point in self._matching(names_filter)]
         fwd = [(name, functools.partial(save, suffix="")) for name in names]
@@ -248,3 +250,9 @@ class HookRoot(HookedRootModule, ABC):
         for name, hook in bwd:
             self.add_hook(name, hook, "bwd")
         return cache
+
+
+def _copy(value: Tensor, device: torch.device | str | None) -> Tensor:
+    """A copy that no later edit in place can reach."""
+    moved = value if device is None else value.to(device)
+    return large_clone(moved) if moved.data_ptr() == value.data_ptr() else moved

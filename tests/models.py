@@ -48,6 +48,8 @@ def _variants() -> dict[str, list[dict[str, Any]]]:
 LAYERS = _variants()
 MODELS = list(LAYERS)
 """Every model the tests run, by id."""
+ONE_KIND = [name for name in MODELS if name != "mixed"]
+"""For what is tried hook by hook: the mixed stack holds nothing that these lack."""
 
 
 def stack(model: str, layers: int) -> list[dict[str, Any]]:
@@ -123,3 +125,14 @@ def shape_of(model: HookedModel, name: str, batch: int = BATCH, length: int = LE
     spec: HookSpec = model.find_hook(name).spec
     sizes = axis_sizes(model, name, batch, length)
     return tuple(sizes[axis] for axis in spec.axes)
+
+
+def assert_near(label: str, got: Tensor, want: Tensor, atol: float, rtol: float = 0.0) -> None:
+    """Assert equality to a tolerance; names what differed."""
+    assert got.shape == want.shape, f"{label}: got {tuple(got.shape)}, want {tuple(want.shape)}"
+    both_masked = (got == want) & got.isinf()
+    error = (got - want).abs().masked_fill(both_masked, 0)
+    allowed = atol + rtol * want.abs().masked_fill(both_masked, 0)
+    assert (error <= allowed).all(), (
+        f"{label}: error {error.max().item():.3g}, allowed {atol} + {rtol} of the value"
+    )

@@ -112,10 +112,20 @@ def read_grouped(naive: Naive, states: Tensor) -> Tensor:
     return torch.einsum("bphn,bphdn->bphd", C, states)
 
 
+def read_real_part(naive: Naive, states: Tensor) -> Tensor:
+    """H3 reads twice the real part of its modes, and the skip past them."""
+    ssm = naive.mixer.ssm
+    outer = torch.einsum("bphi,bphj->bphij", naive.role("key"), naive.role("value"))
+    mixed = 2 * torch.einsum("bphijn,hn->bphij", states, ssm.discrete().C).real
+    mixed = mixed + ssm.D.view(-1, 1, 1) * outer
+    return torch.einsum("bphi,bphij->bphj", naive.role("query"), mixed)
+
+
 READ: dict[str, Callable[[Naive, Tensor], Tensor]] = {
     "Based": read_normalised,
     "Mamba2": read_grouped,
     "DeltaNet": read_scaled,
     "GatedDeltaNet": read_scaled,
     "GLA": read_scaled,
+    "H3": read_real_part,
 }

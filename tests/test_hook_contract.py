@@ -1,4 +1,4 @@
-"""The contract of every hook point, over the whole registry: it is declared, fires once, is lazy."""
+"""The contract of every hook point of every mixer: it is declared, fires once, and is lazy."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tests.models import (
     LENGTH,
     MODELS,
+    ONE_KIND,
     WITH_PATTERN,
     axis_sizes,
     fresh,
@@ -23,8 +24,6 @@ from tests.models import (
 
 BLOCK = {"hook_resid_pre", "hook_mixer_in", "hook_mixer_out", "hook_resid_post"}
 BLOCK_MLP = {"hook_resid_mid", "hook_mlp_out", "mlp.hook_pre", "mlp.hook_post"}
-ONE_BY_ONE = [name for name in MODELS if name != "mixed"]
-"""For what is tried hook by hook: the mixed stack holds nothing that these lack."""
 NORM = ("hook_scale", "hook_normalized")
 
 
@@ -92,7 +91,7 @@ def test_each_fires_once_with_its_declared_shape_and_dtype(name, batch, length):
     assert fired == dict.fromkeys(names, 1)
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", ONE_KIND)
 def test_each_fires_once_when_it_alone_is_listened_to(name):
     """Which path runs depends on who listens: none may be mute."""
     model, ids = tiny(name, layers=1), tokens()
@@ -119,7 +118,7 @@ def test_bytes_declared_are_the_bytes_there_are(name):
     assert not wrong
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", ONE_KIND)
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 def test_identity_and_self_patching_change_nothing(name, dtype, atol):
     model, ids = fresh(name, dtype, layers=1), tokens()
@@ -139,7 +138,7 @@ def zero(value, hook):
     return 2 * value if hook.name.endswith("hook_scale") else torch.zeros_like(value)
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", ONE_KIND)
 def test_zeroing_changes_the_logits(name):
     model, ids = tiny(name, layers=1), tokens()
     plain = model(ids)
@@ -198,7 +197,7 @@ def test_heavy_ones_are_neither_cached_nor_computed_unless_named(name):
     with _Shapes() as shapes:
         _, cache = model.run_with_cache(ids)
     assert set(cache.keys()) == set(model.hook_dict) - set(heavy)
-    made = [n for n in heavy if (s := shape_of(model, n, batch, length)) in shapes.seen - light]
+    made = [n for n in heavy if shape_of(model, n, batch, length) in shapes.seen - light]
     assert not made, f"computed although nobody listens: {made}"
     if heavy:
         with _Shapes() as shapes:

@@ -338,18 +338,6 @@ def test_fixture_gradients(name, dtype, impl, relative):
         assert_near(f"gradient of {key}", leaves[key].grad, want, relative)
 
 
-def per_channel(tensors: dict, config: dict) -> dict:
-    """Heads of a decoding step unrolled to channels: [batch, (head,) channel] -> [batch, channel]."""
-    if tensors["x"].ndim == 2:
-        return tensors
-    heads, d_head = tensors["x"].shape[1:]
-    flat = {n: tensors[n].flatten(1, 2) for n in ("x", "dt", "state", "z") if n in tensors}
-    flat |= {n: tensors[n].flatten(0, 1) for n in ("A", "D", "dt_bias") if n in tensors}
-    flat |= {n: tensors[n] for n in ("B", "C")}
-    assert flat["x"].shape[1] == heads * d_head
-    return flat
-
-
 @pytest.mark.parametrize("name", fixture_names("op_state_update"))
 @pytest.mark.parametrize(
     ("dtype", "impl"),
@@ -359,13 +347,12 @@ def test_one_step_fixture(name, dtype, impl):
     """A decoding step is a scan over one token from the carried state."""
     fixture = Fixture(name)
     given = fixture.group("in.", dtype)
-    flat = per_channel(given, fixture.config)
-    dt = flat["dt"] + flat["dt_bias"] if "dt_bias" in flat else flat["dt"]
+    dt = given["dt"] + given["dt_bias"] if "dt_bias" in given else given["dt"]
     dt = F.softplus(dt) if fixture.config["dt_softplus"] else dt
-    x, B, C = (flat[n][:, None] for n in ("x", "B", "C"))
-    scan = selective_scan(x, dt[:, None], flat["A"], B, C, initial_state=flat["state"], impl=impl)
-    y = scan.y[:, 0] + flat["D"] * flat["x"] if "D" in flat else scan.y[:, 0]
-    y = y * F.silu(flat["z"]) if "z" in flat else y
-    out = "out64" if dtype == torch.float64 else "out"
-    fixture.check(f"{out}.y", y.reshape(given["x"].shape))
-    fixture.check(f"{out}.state", scan.final_state.reshape(given["state"].shape))
+    x, dt, B, C = (t[:, None] for t in (given["x"], dt, given["B"], given["C"]))
+    out = selective_scan(x, dt, given["A"], B, C, initial_state=given["state"], impl=impl)
+    y = out.y[:, 0] + given["D"] * given["x"] if "D" in given else out.y[:, 0]
+    y = y * F.silu(given["z"]) if "z" in given else y
+    kind = "out64" if dtype == torch.float64 else "out"
+    fixture.check(f"{kind}.y", y)
+    fixture.check(f"{kind}.state", out.final_state)
