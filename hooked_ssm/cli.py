@@ -1,9 +1,10 @@
-"""The command line: `hooked-ssm demo | hooks`."""
+"""The command line: `hooked-ssm demo | sweep | report | hooks`."""
 
 from __future__ import annotations
 
 import logging
 import shlex
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,73 @@ def hooks(
     for row in hook_table(architecture, layers):
         table.add_row(*row)
     console.print(table)
+
+
+class ExecutorName(str, Enum):
+    """Where a sweep's runs are executed."""
+
+    local = "local"
+    ray = "ray"
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A grid in YAML or JSON, as in experiments/.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs; complete ones are skipped.")],
+    small: Annotated[bool, typer.Option("--small", help="The file's small version.")] = False,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="Processes on this machine, or Ray.")
+    ] = ExecutorName.local,
+    workers: Annotated[int | None, typer.Option(help="Runs at once; default: the cores.")] = None,
+    threads: Annotated[int, typer.Option(help="Local: torch's threads in each run.")] = 1,
+    retries: Annotated[int, typer.Option(help="New starts of a run that was killed.")] = 2,
+    device: Annotated[str | None, typer.Option(help="Such as cuda; default: cpu.")] = None,
+    gpus: Annotated[float, typer.Option(help="Ray: what a run takes of a GPU.")] = 0.0,
+    address: Annotated[
+        str, typer.Option(help="Ray: auto (a cluster if there is one), local, or host:port.")
+    ] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
+) -> None:
+    """Train and evaluate every run of a grid; start it again to go on where it stopped."""
+    from hooked_ssm.sweeps import LocalExecutor, RayExecutor, RunFolder, read_sweep, run_sweep
+
+    specs = read_sweep(file, small=small)
+    if dry_run:
+        table = Table("run", "state", "what", title=f"{len(specs)} runs")
+        for spec in specs:
+            complete = RunFolder.of(out, spec).is_complete
+            table.add_row(spec.key, "complete" if complete else "missing", spec.label)
+        console.print(table)
+        return
+    chosen = (
+        LocalExecutor(workers, device, threads)
+        if executor is ExecutorName.local
+        else RayExecutor(workers, device, gpus, address)
+    )
+    outcome = run_sweep(specs, out, executor=chosen, retries=retries)
+    console.print(
+        f"{len(outcome.complete)} of {len(specs)} runs complete ({outcome.skipped} were before). "
+        f"Report: hooked-ssm report {shlex.quote(str(out))} --out report.html"
+    )
+    if outcome.failures:
+        table = Table("run", "what", "why", title=f"{len(outcome.failures)} runs failed")
+        for failure in outcome.failures:
+            table.add_row(str(failure.folder), failure.spec.label, failure.reason)
+        console.print(table)
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="What `hooked-ssm sweep --out` wrote to.")],
+    out: Annotated[Path, typer.Option(help="The page; .csv and .parquet go beside it.")],
+) -> None:
+    """Write a sweep's tables and figures as one offline page, and its runs as CSV and Parquet."""
+    from hooked_ssm.sweeps import write_report
+
+    command = shlex.join(["hooked-ssm", "report", str(folder), "--out", str(out)])
+    for path in write_report(folder, out, command):
+        console.print(str(path))
 
 
 def main() -> None:

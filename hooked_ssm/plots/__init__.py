@@ -14,6 +14,12 @@ from hooked_ssm.plots.pattern import pattern
 from hooked_ssm.plots.report import Section, report_page
 from hooked_ssm.plots.save import save
 from hooked_ssm.plots.sites import site_restoration
+from hooked_ssm.plots.sweep import (
+    accuracy_by_variant,
+    accuracy_by_width,
+    attribution_boxes,
+    dev_against_test,
+)
 from hooked_ssm.plots.tensors import to_numpy
 from hooked_ssm.plots.training import accuracy_curve, loss_curve
 
@@ -21,9 +27,13 @@ __all__ = [
     "HtmlFigure",
     "MissingDependencyError",
     "Section",
+    "accuracy_by_variant",
+    "accuracy_by_width",
     "accuracy_curve",
     "attention_heads",
     "attribution_bars",
+    "attribution_boxes",
+    "dev_against_test",
     "heatmap",
     "loss_curve",
     "mechanism_scatter",

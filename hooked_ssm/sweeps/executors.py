@@ -1,0 +1,184 @@
+"""Where runs are executed: what every executor does, and the one of this machine's processes."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.sweeps.run_folder import RunFolder
+from hooked_ssm.sweeps.spec import RunSpec
+from hooked_ssm.sweeps.worker import Outcome, execute
+
+EXIT_CODES: dict[Outcome, int] = {"done": 0, "failed": 70, "busy": 75, "interrupted": 130}
+PATIENCE = 20.0  # seconds a worker that is asked to stop gets for its step and its checkpoint
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An attempt that ended: as the worker says, or "crashed" if it could say nothing."""
+
+    spec: RunSpec
+    outcome: Outcome | Literal["crashed"]
+    detail: str = ""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Starts attempts and says how they ended; retries and order are the sweep's affair."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another attempt can be started."""
+
+    @property
+    def running(self) -> list[RunSpec]:
+        """The runs whose attempts have not ended."""
+
+    def start(self, sweep: Path, spec: RunSpec) -> None:
+        """Start an attempt."""
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Return the attempts that have ended, after at most so many seconds."""
+
+    def stop(self) -> None:
+        """End all attempts, with a checkpoint where there is time for one."""
+
+
+class LocalExecutor:
+    """A process per run on this machine.
+
+    Args:
+        workers: Runs at once; None: one per core this process may use.
+        device: Where they train, such as "cuda"; None: on the CPU.
+        threads: Of torch in every process. More make wide models faster, and change the last digits
+            of a result; small ones are fastest with one.
+
+    Raises:
+        ConfigError: workers or threads < 1.
+    """
+
+    def __init__(
+        self, workers: int | None = None, device: str | None = None, threads: int = 1
+    ) -> None:
+        self.workers = usable_cores() if workers is None else workers
+        if self.workers < 1 or threads < 1:
+            raise ConfigError(f"workers={workers!r}, threads={threads!r}; allowed: >= 1")
+        self.device, self.threads = device, threads
+        self._context = _context(device)
+        self._processes: dict[Any, tuple[RunSpec, Any]] = {}
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._processes) < self.workers
+
+    @property
+    def running(self) -> list[RunSpec]:
+        return [spec for spec, _ in self._processes.values()]
+
+    def start(self, sweep: Path, spec: RunSpec) -> None:
+        process = self._context.Process(
+            target=_work, args=(str(sweep), spec.to_json(), self.device, self.threads)
+        )
+        process.start()
+        self._processes[process.sentinel] = (spec, process)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        ended = []
+        for sentinel in wait_for(list(self._processes), seconds):
+            spec, process = self._processes.pop(sentinel)
+            process.join()
+            ended.append(_ended(spec, process.exitcode))
+            process.close()
+        return ended
+
+    def stop(self) -> None:
+        processes = [process for _, process in self._processes.values()]
+        for process in processes:
+            if process.is_alive():
+                _ask_to_stop(process.pid)
+        patient_until = time.monotonic() + PATIENCE
+        for process in processes:
+            process.join(max(0.0, patient_until - time.monotonic()))
+            process.kill()
+            process.join()
+        self._processes.clear()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _context(device: str | None) -> Any:
+    """Return how processes are made.
+
+    A fork server imports once what a run needs (torch's optimizers import torch._dynamo) and is
+    forked for every run: 5 seconds saved each. It has run no tensor operation, so no thread of
+    torch's is lost in the fork. CUDA wants processes that are no forks.
+    """
+    can_fork = "forkserver" in multiprocessing.get_all_start_methods()
+    if not can_fork or (device or "cpu") != "cpu":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    return context
+
+
+def _ended(spec: RunSpec, code: int) -> Ended:
+    for outcome, exit_code in EXIT_CODES.items():
+        if code == exit_code:
+            return Ended(spec, outcome)
+    if code < 0:
+        return Ended(spec, "crashed", f"its process was ended by {signal.Signals(-code).name}")
+    return Ended(spec, "crashed", f"its process ended with exit code {code}")
+
+
+def _work(sweep: str, values: dict[str, Any], device: str | None, threads: int) -> None:
+    """Execute a run in a process of its own."""
+    spec = RunSpec.from_json(values)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the sweep alone, which then asks once
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the sweep is under nohup
+    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
+    _write_to(RunFolder.of(sweep, spec).log)
+    torch.set_num_threads(threads)
+    sys.exit(EXIT_CODES[execute(sweep, spec, device)])
+
+
+def _stop_with_the_sweep() -> None:
+    """Ask this process to stop as soon as the sweep's is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        _ask_to_stop(os.getpid())
+
+
+def _ask_to_stop(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        os.kill(pid, signal.SIGINT)
+
+
+def _write_to(path: Path) -> None:
+    """Have everything that the process prints and logs end up in a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True
+    )

@@ -1,0 +1,118 @@
+"""Runs as tasks of Ray: the same sweep on a laptop and on a cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hooked_ssm.errors import ConfigError, HookedSSMError
+from hooked_ssm.sweeps.executors import Ended
+from hooked_ssm.sweeps.spec import RunSpec
+from hooked_ssm.sweeps.worker import execute
+
+STORE_BYTES = 200 * 1024**2  # of a Ray of our own: specs travel through it, results do not
+
+
+class MissingRayError(HookedSSMError, ImportError):
+    """Ray is not installed."""
+
+
+class RayExecutor:
+    """A Ray task per run. The sweep's folder has to be seen by every machine of the cluster.
+
+    Args:
+        workers: Runs at once on a Ray of our own; None: one per core. A cluster has its own count.
+        device: Where they train; None: "cuda" if `gpus` > 0, else the CPU.
+        gpus: What a run takes of a GPU; 0.25 puts four on one.
+        address: "auto" joins the cluster this machine belongs to, and starts a Ray of our own if
+            there is none; "local" starts one in any case; else a cluster's address.
+
+    Raises:
+        MissingRayError: Ray is not installed.
+        ConfigError: gpus < 0, or there is no cluster at the address.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        device: str | None = None,
+        gpus: float = 0.0,
+        address: str = "auto",
+    ) -> None:
+        if gpus < 0:
+            raise ConfigError(f"gpus={gpus!r}; allowed: a number >= 0, such as 0.25 for a quarter")
+        self._ray = _ray()
+        self.device = device or ("cuda" if gpus else None)
+        self._connect(workers, address)
+        self._task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
+        self._runs: dict[Any, RunSpec] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Always: Ray lets tasks wait until the cluster has room, and may grow it."""
+        return True
+
+    @property
+    def running(self) -> list[RunSpec]:
+        return list(self._runs.values())
+
+    def start(self, sweep: Path, spec: RunSpec) -> None:
+        reference = self._task.remote(str(sweep.absolute()), spec.to_json(), self.device)
+        self._runs[reference] = spec
+
+    def wait(self, seconds: float) -> list[Ended]:
+        if not self._runs:
+            return []
+        ready, _ = self._ray.wait(list(self._runs), timeout=seconds)
+        return [self._ended(reference) for reference in ready]
+
+    def stop(self) -> None:
+        for reference in self._runs:
+            self._ray.cancel(reference)
+        self._runs.clear()
+        if self._ours:
+            self._ray.shutdown()
+
+    def _ended(self, reference: Any) -> Ended:
+        spec = self._runs.pop(reference)
+        try:
+            return Ended(spec, self._ray.get(reference))
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            return Ended(spec, "crashed", f"{type(error).__name__}: {reason}")
+
+    def _connect(self, workers: int | None, address: str) -> None:
+        self._ours = not self._ray.is_initialized()
+        if not self._ours:
+            return  # the caller's connection is used, and left open
+        if address != "local":
+            try:
+                self._ray.init(address=address, log_to_driver=False)
+                return
+            except ConnectionError as error:
+                if address != "auto":
+                    raise ConfigError(f"no Ray cluster at {address!r}: {error}") from error
+        self._ray.init(
+            address="local",
+            num_cpus=workers,
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingRayError(
+            "executor 'ray' needs Ray; install it with: pip install 'hooked-ssm[cluster]', or "
+            "use --executor local"
+        ) from error
+    return ray
+
+
+def _work(sweep: str, values: dict[str, Any], device: str | None) -> str:
+    return execute(sweep, RunSpec.from_json(values), device)

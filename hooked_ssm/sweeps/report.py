@@ -1,0 +1,115 @@
+"""A sweep's report: one offline page with the paper's figures, and the table as CSV and Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.files import new_file, write_text
+from hooked_ssm.sweeps.table import best_over_lr, results_table
+
+ABOUT = """
+Each cell (architecture, variant, layers, d_model) is shown at the learning rate that is best on dev
+documents, averaged over seeds; accuracies are those on test documents.
+
+Attribution is the share of the original answer's probability that comes back when one activation of
+the original document is restored at the input of the last block, the key in context being replaced.
+@ Value near 1 is induction; @ Key and @ Query summing to 1 is direct retrieval. Attributions of
+unsolved runs are noise.
+"""
+
+
+def write_report(folder: Path | str, out: Path | str, command: str | None = None) -> list[Path]:
+    """Write the report of a sweep's folder to `out`, and its table beside it; return the files.
+
+    Raises:
+        CheckpointError: The folder holds no runs.
+        ConfigError: `out` is no name of an HTML file.
+    """
+    page = Path(out)
+    if page.suffix not in (".html", ".htm"):
+        raise ConfigError(f"out={str(out)!r}; allowed: a file that ends in .html")
+    table = results_table(folder)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    files = [page, page.with_suffix(".csv"), page.with_suffix(".parquet")]
+    write_text(page, sweep_page(table, title=f"Sweep {Path(folder).name}", command=command))
+    with new_file(files[1]) as temporary:
+        table.to_csv(temporary, index=False)
+    with new_file(files[2]) as temporary:
+        table.to_parquet(temporary, index=False)
+    return files
+
+
+def sweep_page(table: pd.DataFrame, *, title: str = "Sweep", command: str | None = None) -> str:
+    """Return the report page of a table of runs, one that is unfinished too."""
+    from hooked_ssm import plots  # plotly is imported only where something is drawn
+
+    complete = table[table["state"] == "complete"]
+    sections: list[Any] = [plots.Section("Runs", _overview(table))]
+    for task, runs in complete.groupby("task", sort=False):
+        sections.append(plots.Section(f"Task {task}", _task(runs)))
+    shown = [name for name in complete.columns if name not in ("state", "reason")]
+    if len(complete):
+        sections.append(plots.Section("All complete runs", [complete[shown]]))
+    return plots.report_page(title, sections, command=command)
+
+
+def _overview(table: pd.DataFrame) -> list[Any]:
+    counts = table["state"].value_counts()
+    words = ", ".join(f"{count} {state}" for state, count in counts.items())
+    items: list[Any] = [f"{len(table)} runs: {words}.", ABOUT]
+    failed = table[table["state"] == "failed"]
+    if len(failed):
+        labels = ["run", "task", "architecture", "variant", "n_layers", "d_model", "lr", "seed"]
+        items += ["Failed runs:", failed[[*labels, "reason"]]]
+    return items
+
+
+def _task(runs: pd.DataFrame) -> list[Any]:
+    from hooked_ssm import plots
+
+    best = best_over_lr(runs)
+    plain = best[best["variant"] == ""]
+    items: list[Any] = []
+    if len(plain):
+        items += [_accuracies(plain), plots.accuracy_by_width(plain)]
+    for architecture, some in best.groupby("architecture", sort=False):
+        if some["variant"].nunique() > 1 or not len(plain):
+            items.append(plots.accuracy_by_variant(some, title=f"{architecture}: variants"))
+            items.append(_accuracies(some))
+    deep = best[best["n_layers"] > 1]
+    if len(deep):
+        items += [plots.mechanism_scatter(_rows(deep)), plots.attribution_boxes(deep)]
+    items.append(plots.dev_against_test(runs, title="Dev against test, every run"))
+    return items
+
+
+def _accuracies(best: pd.DataFrame) -> pd.DataFrame:
+    """Return mean accuracies: a row per architecture, variant and layers, a column per width."""
+    rows = ["architecture", *(["variant"] if best["variant"].any() else []), "n_layers"]
+    table = best.pivot_table("accuracy", rows, "d_model", sort=False)
+    table = table[sorted(table.columns)]
+    table.columns = [f"d={width}" for width in table.columns]
+    return table.reset_index()
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return runs as rows of results.json, which the mechanism figures read."""
+    positions = ("key", "query", "value")
+    return [
+        {
+            "architecture": row["architecture"],
+            "accuracy": row["accuracy"],
+            "mechanism": row["mechanism"],
+            "attribution": {p: _number(row[f"attribution_{p}"]) for p in positions},
+            "attribution_error": {p: _number(row[f"attribution_error_{p}"]) for p in positions},
+        }
+        for row in frame.to_dict("records")
+    ]
+
+
+def _number(value: float) -> float | None:
+    return None if pd.isna(value) else value

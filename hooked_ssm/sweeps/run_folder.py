@@ -1,0 +1,143 @@
+"""A run's folder: what is in it, who may write there, and when it is complete.
+
+sweep/<key>/spec.json        what the run is, and what tables call it
+sweep/<key>/training/        the trainer's own folder, with the checkpoints it resumes from
+sweep/<key>/evaluation.csv   every site of the mechanistic evaluation
+sweep/<key>/result.json      one row of the table; written last: it is what completes the run
+sweep/<key>/failure.json     why the last attempt failed, while there is no result
+sweep/<key>/log.txt          what the attempts printed and logged
+sweep/<key>/lock             held by whoever works on the run
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from hooked_ssm.errors import CheckpointError
+from hooked_ssm.files import new_file, read_json, write_json
+from hooked_ssm.sweeps.spec import RunSpec
+
+STEP = re.compile(rb'"step": (\d+)')
+
+
+class RunFolder:
+    """The folder of one run inside a sweep's folder."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.training = self.path / "training"
+        self.log = self.path / "log.txt"
+        self._spec = self.path / "spec.json"
+        self._result = self.path / "result.json"
+        self._failure = self.path / "failure.json"
+        self._holder = self.path / "holder.json"
+
+    @classmethod
+    def of(cls, sweep: Path | str, spec: RunSpec) -> RunFolder:
+        """Return the folder that a sweep keeps a run in."""
+        return cls(Path(sweep) / spec.key)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has its result."""
+        return self._result.exists()
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Hold the run's lock if it is free; yield whether it is held.
+
+        The system lets go of the lock when its holder's process ends, however it ends, so no lock
+        is ever stale. On a cluster the file system has to support `flock` between machines, as
+        NFS does. `holder.json` says who has it, for people.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+        try:
+            write_json(self._holder, {"pid": os.getpid(), "host": socket.gethostname()})
+            yield True
+        finally:
+            self._holder.unlink(missing_ok=True)
+            lock.release()
+
+    def holder(self) -> dict[str, Any] | None:
+        """Return {"pid", "host"} of who holds the lock, or held it when it was killed."""
+        try:
+            return read_json(self._holder)
+        except CheckpointError:  # let go of
+            return None
+
+    def begin(self, spec: RunSpec) -> None:
+        """Write what the run is; the lock must be held."""
+        write_json(self._spec, {**spec.to_json(), "key": spec.key})
+
+    def finish(self, result: dict[str, Any], evaluation: pd.DataFrame) -> None:
+        """Write what came out; the lock must be held. The run is complete after the last line."""
+        with new_file(self.path / "evaluation.csv") as temporary:
+            evaluation.to_csv(temporary, index=False)
+        self._failure.unlink(missing_ok=True)
+        write_json(self._result, result)
+
+    def fail(self, error: Exception) -> None:
+        """Write why an attempt failed; the lock must be held."""
+        write_json(
+            self._failure,
+            {
+                "error": type(error).__name__,
+                "message": str(error),
+                "traceback": "".join(traceback.format_exception(error)),
+            },
+        )
+
+    def spec(self) -> RunSpec:
+        """Read what the run is.
+
+        Raises:
+            CheckpointError: spec.json is missing or damaged.
+        """
+        values = read_json(self._spec)
+        values.pop("key", None)
+        return RunSpec.from_json(values)
+
+    def result(self) -> dict[str, Any]:
+        """Read what came out.
+
+        Raises:
+            CheckpointError: The run is not complete.
+        """
+        return read_json(self._result)
+
+    def failure(self) -> str | None:
+        """Return the last attempt's error as one line; None if it did not fail."""
+        if self.is_complete or not self._failure.exists():
+            return None
+        entry = read_json(self._failure)
+        return f"{entry['error']}: {entry['message']}"
+
+    def steps_done(self) -> int:
+        """Return how far training is, by the last row of its history; 0 before the first."""
+        try:
+            with open(self.training / "history.jsonl", "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
+                lines = file.read().splitlines()
+        except OSError:
+            return 0
+        for line in reversed(lines):  # the last one may still be in writing
+            found = STEP.search(line)
+            if found and line.endswith(b"}"):
+                return int(found[1])
+        return 0

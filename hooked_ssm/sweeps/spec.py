@@ -1,0 +1,192 @@
+"""What one run of a sweep is, and the name that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hooked_ssm.config import ModelConfig
+from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.tasks import Task
+from hooked_ssm.training import TrainConfig
+
+FORMAT = 1  # of a spec's identity: another number gives every run another name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How a trained model is evaluated: arguments of `mechanistic_evaluation`.
+
+    Attributes:
+        documents: How many.
+        split: The task's split they come from.
+        seed: Of documents and corruptions: the same ones for every run of a sweep.
+        sites: Where activations are restored; None: inputs and outputs of blocks, mixers, MLPs.
+        directions: "restore", or both "restore" and "corrupt".
+        max_batch: Most documents in one forward.
+
+    Raises:
+        ConfigError: A count is no integer >= 1.
+    """
+
+    documents: int = 320
+    split: str = "test"
+    seed: int = 0
+    sites: Sequence[str] | None = None
+    directions: Sequence[str] = ("restore",)
+    max_batch: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("documents", "max_batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"evaluate: {name}={value!r}; allowed: an integer >= 1")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EvaluationConfig:
+        """Build it from plain values.
+
+        Raises:
+            ConfigError: A field is unknown, or its value does not fit.
+        """
+        names = [f.name for f in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise ConfigError(unknown("evaluate field", name, names))
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """A model to train and evaluate, as plain JSON values.
+
+    Attributes:
+        model: Fields of `ModelConfig`; d_vocab and n_ctx are the task's where they are left out.
+        task: A spec of `Task.from_json`; its `single_query()` documents are evaluated.
+        train: Fields of `TrainConfig`, but where it runs (folder, device).
+        train_task: Fields of the task that the training documents differ in.
+        evaluate: Fields of `EvaluationConfig`.
+        task_name: What tables call the task. Names are no part of what the run is: renaming
+            trains nothing again.
+        variant: What tables call whatever else makes this run different; "" if nothing does.
+    """
+
+    model: Mapping[str, Any]
+    task: Mapping[str, Any]
+    train: Mapping[str, Any]
+    train_task: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: Mapping[str, Any] = field(default_factory=dict)
+    task_name: str
+    variant: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the result, as it was written: no defaults, no names."""
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        del parts["task_name"], parts["variant"]
+        return json.loads(json.dumps({"format": FORMAT, **parts}))
+
+    @property
+    def key(self) -> str:
+        """The run's name: a hash of its identity, the same on every machine and in any order."""
+        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """One line for people, such as "mamba d64 l2 lr 0.003 seed 0, ar_32, conv 2"."""
+        model = self.model
+        parts = [
+            f"{model['architecture']} d{model['d_model']} l{model['n_layers']} "
+            f"lr {self.train['lr']:g} seed {self.train['seed']}",
+            self.task_name,
+            self.variant,
+        ]
+        return ", ".join(part for part in parts if part)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return json.loads(json.dumps(asdict(self)))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunSpec:
+        """Build the spec of `to_json`'s values.
+
+        Raises:
+            ConfigError: They are not those of a spec.
+        """
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"no spec of a run: {error}") from error
+
+    def build_task(self) -> Task:
+        """Return the task that is evaluated.
+
+        Raises:
+            TaskError: The task cannot be built.
+        """
+        return _task(json.dumps(self.task)).single_query()
+
+    def build_train_task(self) -> Task:
+        """Return the task that is trained on.
+
+        Raises:
+            TaskError: The task cannot be built.
+        """
+        return _task(json.dumps({**self.task, **self.train_task}))
+
+    def model_config(self) -> ModelConfig:
+        """Return the model's config.
+
+        Raises:
+            ConfigError: A value does not fit.
+        """
+        tasks = (self.build_task(), self.build_train_task())
+        given = {name: value for name, value in self.model.items() if value is not None}
+        sizes = {
+            "d_vocab": max(task.d_vocab for task in tasks),
+            "n_ctx": max(task.max_length for task in tasks),
+        }
+        return ModelConfig.from_dict({**sizes, **given})
+
+    def train_config(
+        self, folder: Path | str | None = None, device: str | None = None
+    ) -> TrainConfig:
+        """Return the training's config, kept in a folder, on a device.
+
+        Raises:
+            ConfigError: A value does not fit.
+        """
+        for name in ("folder", "device"):
+            if name in self.train:
+                raise ConfigError(f"train: {name} is no part of a run; give it to the sweep")
+        where = {"folder": None if folder is None else str(folder), "device": device}
+        return TrainConfig.from_dict({**self.train, **where})
+
+    def evaluation_config(self) -> EvaluationConfig:
+        """Return how the model is evaluated.
+
+        Raises:
+            ConfigError: A value does not fit.
+        """
+        return EvaluationConfig.from_dict(self.evaluate)
+
+    def check(self) -> None:
+        """Build everything but the model once, so that a wrong value shows before any training.
+
+        Raises:
+            HookedSSMError: A value does not fit; the message names it.
+        """
+        self.build_task(), self.build_train_task()
+        self.model_config(), self.train_config(), self.evaluation_config()
+
+
+@lru_cache(maxsize=64)
+def _task(spec: str) -> Task:
+    return Task.from_json(json.loads(spec))  # a grammar is drawn and tried: once is enough

@@ -1,0 +1,183 @@
+"""The sweep itself: what is missing is run, what is killed is retried, what fails is listed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.sweeps.executors import Ended, Executor, LocalExecutor
+from hooked_ssm.sweeps.run_folder import RunFolder
+from hooked_ssm.sweeps.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+POLL = 0.5  # seconds between two looks at how far the runs are
+BUSY_AGAIN = 2.0  # seconds until a run that somebody else held is tried again
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run without a result, and why."""
+
+    spec: RunSpec
+    reason: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What became of a sweep's runs.
+
+    Attributes:
+        complete: Runs that have a result now, in the sweep's order.
+        skipped: How many of them had one before.
+        failures: The others.
+    """
+
+    complete: list[RunSpec]
+    skipped: int
+    failures: list[Failure]
+
+
+def run_sweep(
+    specs: Sequence[RunSpec],
+    folder: Path | str,
+    *,
+    executor: Executor | None = None,
+    retries: int = 2,
+    progress: bool = True,
+) -> SweepOutcome:
+    """Train and evaluate every run that has no result in the folder yet.
+
+    Call it again after anything at all, a kill included: complete runs are skipped, the others
+    go on from their last checkpoint. Several sweeps may use one folder at once: each run is
+    worked on by one of them. Ctrl-C lets every run write a checkpoint first.
+
+    Args:
+        specs: What `read_sweep` returns.
+        folder: Made if needed; a run's own folder is inside, named by its key.
+        executor: Where to run; None: `LocalExecutor()`. It is stopped at the end.
+        retries: How often a run whose process was killed is started again. A run that fails by
+            an error of its own is not: it would fail again.
+        progress: Show a bar over the steps of all runs.
+
+    Raises:
+        ConfigError: No runs, or retries < 0.
+    """
+    if not specs or retries < 0:
+        raise ConfigError(f"{len(specs)} runs, retries={retries}; a sweep needs >= 1 and >= 0")
+    executor = executor or LocalExecutor()
+    sweep = _Sweep(specs, Path(folder), executor, retries)
+    try:
+        sweep.run(progress)
+    finally:
+        executor.stop()
+    return sweep.outcome()
+
+
+@dataclass
+class _Sweep:
+    specs: Sequence[RunSpec]
+    folder: Path
+    executor: Executor
+    retries: int
+    waiting: deque[RunSpec] = field(default_factory=deque)
+    busy: dict[str, float] = field(default_factory=dict)  # key -> when to try again
+    crashes: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
+    skipped: int = 0
+
+    def run(self, progress: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        missing = [spec for spec in self.specs if not self._is_complete(spec)]
+        self.skipped = len(self.specs) - len(missing)
+        self.waiting.extend(missing)
+        total = sum(spec.train["steps"] for spec in self.specs)
+        with tqdm(total=total, disable=not progress, unit="step", unit_scale=True) as bar:
+            self._show(bar)
+            bar.initial, bar.start_t = bar.n, time.time()  # the rate is that of this call
+            while self.waiting or self.executor.running:
+                self._start()
+                for ended in self.executor.wait(POLL):
+                    self._handle(ended)
+                self._show(bar)
+
+    def outcome(self) -> SweepOutcome:
+        return SweepOutcome(
+            [spec for spec in self.specs if self._is_complete(spec)],
+            self.skipped,
+            list(self.failures.values()),
+        )
+
+    def _start(self) -> None:
+        """Start runs while there is room; those that were held a moment ago stay for later."""
+        for _ in range(len(self.waiting)):
+            if not self.executor.has_room:
+                return
+            spec = self.waiting.popleft()
+            if self._is_complete(spec):
+                continue  # another sweep was here
+            if time.monotonic() < self.busy.get(spec.key, 0.0):
+                self.waiting.append(spec)
+                continue
+            self.executor.start(self.folder, spec)
+        if not self.executor.running and self.waiting:
+            time.sleep(POLL)  # everything left is held by somebody else
+
+    def _handle(self, ended: Ended) -> None:
+        spec, run = ended.spec, self._run(ended.spec)
+        if self._is_complete(spec):
+            return
+        if ended.outcome == "busy":
+            if spec.key not in self.busy:
+                holder = run.holder() or {}
+                who = f"process {holder.get('pid')} on {holder.get('host')}"
+                log.info("%s: %s works on it, so it waits", spec.label, who)
+            self.busy[spec.key] = time.monotonic() + BUSY_AGAIN
+            self.waiting.append(spec)
+        elif ended.outcome == "failed":
+            self._fail(spec, run.failure() or "no reason was written")
+        else:
+            self._retry(spec, ended.detail or "it was asked to stop")
+
+    def _retry(self, spec: RunSpec, why: str) -> None:
+        self.crashes[spec.key] += 1
+        if self.crashes[spec.key] > self.retries:
+            self._fail(spec, f"{why}, for the {self.crashes[spec.key]}th time")
+            return
+        log.warning("%s: %s; it is started again", spec.label, why)
+        self.waiting.appendleft(spec)
+
+    def _fail(self, spec: RunSpec, reason: str) -> None:
+        log.error("%s: %s", spec.label, reason)
+        self.failures[spec.key] = Failure(spec, reason, self._run(spec).path)
+
+    def _run(self, spec: RunSpec) -> RunFolder:
+        return RunFolder.of(self.folder, spec)
+
+    def _is_complete(self, spec: RunSpec) -> bool:
+        if spec.key not in self.complete and self._run(spec).is_complete:
+            self.complete.add(spec.key)
+        return spec.key in self.complete
+
+    def _show(self, bar: tqdm) -> None:
+        if bar.disable:
+            return
+        complete = [spec for spec in self.specs if self._is_complete(spec)]
+        others = [spec for spec in self.executor.running if not self._is_complete(spec)]
+        done = sum(spec.train["steps"] for spec in complete)
+        done += sum(self._run(spec).steps_done() for spec in others)
+        before = (bar.n, bar.desc, bar.postfix)
+        bar.n = done
+        bar.set_description(f"{len(complete)}/{len(self.specs)} runs", refresh=False)
+        bar.set_postfix({"running": len(others), "failed": len(self.failures)}, refresh=False)
+        if (bar.n, bar.desc, bar.postfix) != before:
+            bar.refresh()

@@ -1,0 +1,85 @@
+"""The results of a sweep's folder as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hooked_ssm.errors import CheckpointError
+from hooked_ssm.sweeps.run_folder import RunFolder
+
+CELL = ("task", "architecture", "variant", "n_layers", "d_model")
+"""What a run is compared under: learning rates and seeds of one cell compete or are averaged."""
+MEASURED = (
+    "accuracy",
+    "dev_accuracy",
+    "chance",
+    *(f"attribution_{position}" for position in ("key", "query", "value")),
+    *(f"attribution_error_{position}" for position in ("key", "query", "value")),
+    "mechanism",
+    "timing",
+    "loss",
+    "steps",
+    "seconds",
+)
+COLUMNS = ("run", *CELL, "lr", "seed", "state", *MEASURED, "reason")
+
+
+def results_table(folder: Path | str) -> pd.DataFrame:
+    """Return a row per run of a sweep's folder, in order of task, architecture and sizes.
+
+    `state` is "complete", "failed" (then `reason` says why) or "unfinished"; what was not measured
+    is NaN. `accuracy` is that of the evaluation (split "test" by default), `dev_accuracy` the
+    trainer's.
+
+    Raises:
+        CheckpointError: The folder holds no run, or a damaged one.
+    """
+    rows = [_row(RunFolder(path.parent)) for path in Path(folder).glob("*/spec.json")]
+    if not rows:
+        raise CheckpointError(
+            f"{folder} holds no runs; give the folder that hooked-ssm sweep wrote to"
+        )
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    numbers = [name for name in MEASURED if name not in ("mechanism", "timing")]
+    frame = frame.astype(dict.fromkeys(numbers, "float64"))
+    return frame.sort_values([*CELL, "lr", "seed", "run"], ignore_index=True)
+
+
+def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
+    """Return the complete runs at the learning rate that is best in their cell, all seeds of it.
+
+    The best is the one of the highest mean accuracy on the trainer's evaluation documents, so that
+    the test documents do not choose; at equals, the smaller one.
+
+    Raises:
+        KeyError: A column is missing.
+    """
+    complete = frame[frame["state"] == "complete"]
+    means = complete.groupby([*by, "lr"], as_index=False)["dev_accuracy"].mean()
+    means = means.sort_values(["dev_accuracy", "lr"], ascending=[False, True], kind="stable")
+    best = means.drop_duplicates(list(by))[[*by, "lr"]]
+    return complete.merge(best, on=[*by, "lr"]).sort_values([*by, "seed"], ignore_index=True)
+
+
+def _row(run: RunFolder) -> dict[str, Any]:
+    spec = run.spec()
+    row = {
+        "run": run.path.name,
+        "task": spec.task_name,
+        "variant": spec.variant,
+        **{name: spec.model[name] for name in ("architecture", "n_layers", "d_model", "seed")},
+        "lr": spec.train["lr"],
+    }
+    if not run.is_complete:
+        reason = run.failure()
+        return {**row, "state": "failed" if reason else "unfinished", "reason": reason}
+    result = run.result()
+    for name in ("attribution", "attribution_error"):
+        for position, value in result[name].items():
+            row[f"{name}_{position}"] = value
+    measured = {name: value for name, value in result.items() if name in MEASURED}
+    return {**row, **measured, "state": "complete"}

@@ -1,0 +1,132 @@
+"""From files to runs, and the names of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.sweeps import RunSpec, parse_sweep, read_sweep
+from tests.sweeps.tiny import SWEEP, one_run, tiny_sweep
+
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
+
+
+def test_a_grid_is_the_product_of_its_axes():
+    specs = tiny_sweep()
+    assert len({spec.key for spec in specs}) == len(specs) == 3 * 2 * 2
+    cells = {
+        (spec.model["architecture"], spec.model["n_layers"], spec.train["lr"]) for spec in specs
+    }
+    assert ("mamba", 2, 0.01) in cells and len(cells) == 12
+    assert specs[0].label == "attention d8 l1 lr 0.001 seed 0, tiny"
+
+
+def test_the_key_is_stable():
+    # another key would make every sweep train again: change FORMAT only with a reason
+    assert one_run().key == "7e925d04fda5a4ae"
+    spec = one_run()
+    shuffled = json.loads(json.dumps(spec.to_json(), sort_keys=True))
+    assert RunSpec.from_json(shuffled).key == spec.key
+    renamed = RunSpec.from_json({**spec.to_json(), "task_name": "other", "variant": "v"})
+    assert renamed.key == spec.key
+    for changes in ({"steps": 3}, {"loss": "all"}):
+        assert one_run(**changes).key != spec.key
+
+
+def test_yaml_and_json_give_the_same_runs(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(SWEEP))
+    (tmp_path / "a.yaml").write_text(
+        """
+        tasks: {tiny: {task: associative_recall, num_kv: 12, num_pairs: 2}}
+        grid:
+          architecture: [attention, mamba, base_conv]
+          d_model: 8
+          n_layers: [1, 2]
+          lr: [1e-3, 1.e-2]
+          task: tiny
+        train: {steps: 2, batch_size: 4, eval_size: 8, log_every: 1}
+        evaluate: {documents: 8, sites: [resid_pre]}
+        """
+    )
+    from_json, from_yaml = (read_sweep(tmp_path / name) for name in ("a.json", "a.yaml"))
+    assert from_json == from_yaml == tiny_sweep()
+
+
+def test_variants_grids_and_small_versions_are_merged():
+    content = {
+        **SWEEP,
+        "variants": {"conv 2": {"model": {"options": {"d_conv": 2}}, "train": {"steps": 9}}},
+        "grid": [
+            {**SWEEP["grid"], "architecture": "mamba", "n_layers": 1, "variant": ["", "conv 2"]},
+            {**SWEEP["grid"], "architecture": "based", "train": {"steps": 5}},
+        ],
+        "small": {"train": {"batch_size": 2}},
+    }
+    specs = parse_sweep(content)
+    assert [spec.train["steps"] for spec in specs] == [2, 9, 2, 9, 5, 5, 5, 5]
+    assert [spec.variant for spec in specs[:4]] == ["", "conv 2", "", "conv 2"]
+    assert specs[1].model_config().mixer_options(0).d_conv == 2
+    small = parse_sweep(content, small=True)
+    assert {spec.train["batch_size"] for spec in small} == {2}
+    assert len(small) == len(specs)
+
+
+def test_training_documents_may_ask_more_often():
+    (spec,) = parse_sweep(
+        {
+            **SWEEP,
+            "grid": {**SWEEP["grid"], "architecture": "mamba", "n_layers": 1, "lr": 0.1},
+            "train_task": {"num_queries": 2},
+        }
+    )
+    assert spec.build_train_task().num_queries == 2
+    assert spec.build_task().num_queries == 1
+    assert spec.model_config().n_ctx == spec.build_train_task().max_length
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gird": {}}, "unknown entry of a sweep 'gird'; did you mean 'grid'"),
+        ({"grid": {**SWEEP["grid"], "task": "ar_23"}}, "unknown task 'ar_23'; did you mean"),
+        ({"grid": {**SWEEP["grid"], "architecture": "mambo"}}, "mambo d8.*did you mean 'mamba'"),
+        ({"grid": {**SWEEP["grid"], "lr": "fast"}}, "lr='fast'"),
+        ({"grid": {**SWEEP["grid"], "lr": []}}, "empty list"),
+        ({"grid": {**SWEEP["grid"], "variant": "x"}}, "unknown variant 'x'"),
+        ({"grid": {"task": "tiny"}}, "needs architecture, d_model, n_layers, lr"),
+        ({"grid": None}, "grid must be a mapping"),
+        ({"train": {**SWEEP["train"], "step": 1}}, "unknown TrainConfig field 'step'"),
+        ({"train": {**SWEEP["train"], "folder": "x"}}, "folder is no part of a run"),
+        ({"evaluate": {"documents": 0}}, "documents=0"),
+        ({"evaluate": {"document": 1}}, "unknown evaluate field 'document'"),
+        ({"model": {"d_conf": 1}}, "unknown config field 'd_conf'"),
+        (
+            {"variants": {"a": {}}, "grid": {**SWEEP["grid"], "variant": ["", "a"]}},
+            "the same run under two names",
+        ),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_trained(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_sweep({**SWEEP, **changes})
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the sweep .*missing.yaml"):
+        read_sweep(tmp_path / "missing.yaml")
+    (tmp_path / "bad.yaml").write_text("grid: [")
+    with pytest.raises(ConfigError, match="cannot read the sweep .*bad.yaml"):
+        read_sweep(tmp_path / "bad.yaml")
+    (tmp_path / "no_small.yaml").write_text(json.dumps(SWEEP))
+    with pytest.raises(ConfigError, match="no_small.yaml: .*no small version"):
+        read_sweep(tmp_path / "no_small.yaml", small=True)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_and_its_small_version_can_be_built(path):
+    full, small = read_sweep(path), read_sweep(path, small=True)
+    assert len(full) >= len(small) >= 2
+    assert sum(s.train["steps"] for s in small) < sum(s.train["steps"] for s in full) / 10

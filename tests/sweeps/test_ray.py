@@ -1,0 +1,66 @@
+"""The same sweeps on Ray; only where Ray is installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.sweeps import RayExecutor, RunFolder, ray_executor, results_table, run_sweep
+from tests.sweeps.test_sweep import LONG
+from tests.sweeps.tiny import history_of, one_run, result_of, tiny_sweep, wait_until, weights_of
+
+REASON = "Ray is not installed: pip install 'hooked-ssm[cluster]'"
+
+
+def test_without_ray_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ray_executor.MissingRayError, match=r"hooked-ssm\[cluster\]"):
+        RayExecutor()
+
+
+def test_a_negative_share_of_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="gpus=-1"):
+        RayExecutor(gpus=-1)
+
+
+def test_twelve_runs_one_of_them_killed(tmp_path):
+    ray = pytest.importorskip("ray", reason=REASON)
+    long = one_run(**LONG)
+    specs = [long, *(spec for spec in tiny_sweep() if spec.label != long.label)]
+    run = RunFolder.of(tmp_path / "ray", long)
+
+    def kill() -> None:
+        wait_until(lambda: run.steps_done() > 10)
+        os.kill(run.holder()["pid"], signal.SIGKILL)
+        killed_at.append(run.steps_done())
+
+    killed_at: list[int] = []
+    killer = threading.Thread(target=kill)
+    executor = RayExecutor(workers=2, address="local")
+    killer.start()
+    outcome = run_sweep(specs, tmp_path / "ray", executor=executor, progress=False)
+    killer.join()
+    assert not ray.is_initialized()
+    assert (outcome.complete, outcome.failures) == (specs, [])
+    assert 10 < killed_at[0] < 200
+    assert (results_table(tmp_path / "ray")["state"] == "complete").all()
+    # by this machine's processes and undisturbed, the same comes out, bit by bit
+    run_sweep([long], tmp_path / "local", progress=False)
+    for of in (result_of, weights_of, history_of):
+        assert of(tmp_path / "ray", long) == of(tmp_path / "local", long)
+
+
+def test_no_cluster_at_an_address(monkeypatch):
+    pytest.importorskip("ray", reason=REASON)
+
+    def init(**_):
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ConfigError, match="no Ray cluster at '10.0.0.1:6379': nobody answers"):
+        RayExecutor(address="10.0.0.1:6379")
