@@ -119,10 +119,3 @@ def cut_points(family: HookFamily, start: int, length: int) -> list[tuple[int, i
     if first < length:
         segments.append((first, length, None))
     return segments
-
-
-def detach_copy(value: Tensor, device: torch.device | str | None) -> Tensor:
-    """Return a copy that no later edit in place can reach."""
-    kept = value.detach()
-    moved = kept.to(device) if device is not None else kept
-    return moved.clone() if moved.data_ptr() == kept.data_ptr() else moved

@@ -176,7 +176,8 @@ def run_delta_rule(
         y, final = y + added.y, final + added.final_state
         states = None if states is None else states + added.states
     if states is not None:
-        y = recurrence.read(mixer.hook_ssm_state(states))
+        states, read_anew = edited(mixer.hook_ssm_state, states)
+        y = recurrence.read(states) if read_anew else y
     cut = bool(mixer.hook_ssm_carry.listened_at(start, start + y.shape[1]))
     changed = recurrence is not implied or touched or wanted or cut or initial is not None
     return Outcome(y, final, not changed)

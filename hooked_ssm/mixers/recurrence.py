@@ -120,7 +120,8 @@ def run(mixer: Mixer, recurrence: Recurrence, start: int, initial: Tensor | None
     reads_states = mixer.hook_ssm_state.listened
     y, states, final = _scan_in_segments(mixer, recurrence, start, initial, reads_states)
     if states is not None:
-        y = recurrence.read(mixer.hook_ssm_state(states))
+        states, touched = edited(mixer.hook_ssm_state, states)
+        y = recurrence.read(states) if touched else y
     cut = bool(mixer.hook_ssm_carry.listened_at(start, start + y.shape[1]))
     untouched = recurrence is implied and states is None and initial is None and not cut
     return Outcome(y, final, untouched)

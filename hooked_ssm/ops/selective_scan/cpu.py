@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hooked_ssm.ops.dispatch import note_impl
+from hooked_ssm.ops.memory import large_empty
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype, wanted_positions
 from hooked_ssm.ops.selective_scan.reference import selective_scan_reference
 
 _POINTER = ctypes.c_void_p
 _SMALL = 1 << 22  # state updates (about 4 ms) below which a second thread does not pay
-
-_HUGE = 1 << 24  # bytes from which huge pages pay
 
 
 class _Scan(ctypes.Structure):
@@ -116,7 +115,7 @@ class _KernelScan(torch.autograd.Function):
         chunks = -(-length // library.selective_scan_chunk())
         checkpoints = x.new_empty(batch, chunks if needs_grad else 0, channels, n)
         y, final = torch.empty_like(x), x.new_empty(batch, channels, n)
-        states = _large_empty(x, batch, len(positions), channels, n)
+        states = large_empty(x, batch, len(positions), channels, n)
         scan = _describe(x, dt, A, B, C, initial, slot, len(positions), checkpoints, final)
         blocks = -(-channels // library.selective_scan_block())
         _share(
@@ -172,17 +171,6 @@ class _KernelScan(torch.autograd.Function):
             None if initial is None else grad_initial,
             None,
         )
-
-
-def _large_empty(like: Tensor, *shape: int) -> Tensor:
-    """An uninitialised tensor, under huge pages if it is large."""
-    library = load_kernel()
-    assert library is not None, "checked by selective_scan_cpu"
-    tensor = like.new_empty(*shape)
-    size = tensor.numel() * tensor.element_size()
-    if size >= _HUGE:
-        library.selective_scan_huge_pages(_POINTER(tensor.data_ptr()), ctypes.c_int64(size))
-    return tensor
 
 
 def _address(tensor: Tensor | None) -> int | None:

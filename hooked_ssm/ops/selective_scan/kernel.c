@@ -5,14 +5,10 @@
  * BLOCK channels, so results do not depend on how many threads share the items.
  * The forward keeps the state before every CHUNK tokens; the backward recomputes within a chunk.
  */
-#define _DEFAULT_SOURCE
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #define BLOCK 64
 #define CHUNK 32
@@ -34,20 +30,6 @@ typedef struct {
 
 int64_t selective_scan_block(void) { return BLOCK; }
 int64_t selective_scan_chunk(void) { return CHUNK; }
-
-/* Ask for huge pages under fresh memory: faulting in small ones took half of the time that a scan
- * with all states needs. Without them nothing but speed is lost. */
-void selective_scan_huge_pages(char *start, int64_t bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const uintptr_t page = 4096;
-    uintptr_t first = ((uintptr_t)start + page - 1) & ~(page - 1);
-    uintptr_t last = ((uintptr_t)start + (uintptr_t)bytes) & ~(page - 1);
-    if (last > first) (void)madvise((void *)first, last - first, MADV_HUGEPAGE);
-#else
-    (void)start;
-    (void)bytes;
-#endif
-}
 
 /* exp for x <= 0 or moderately positive: 2^k * exp(r), |r| <= ln2/2; about 1 ulp, no branches. */
 INLINE float fast_exp(float x) {
