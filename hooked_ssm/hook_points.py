@@ -25,13 +25,11 @@ class SpecHookPoint(HookPoint):
         super().__init__()
         self.spec = spec
         self.pos_dim = spec.position_axis
-        self._own: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, or a copy of it for the hooks that follow."""
-        if x is self._own or not (self.listened and x.requires_grad and torch.is_grad_enabled()):
-            return x
-        return x.clone()
+        copied = self.listened and x.requires_grad and torch.is_grad_enabled()
+        return x.clone() if copied else x
 
     @property
     def listened(self) -> bool:
