@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from hooked_ssm.ops.matrix_state_triton import matrix_state_scan
 from hooked_ssm.ops.selective_scan.triton import selective_scan_triton
 from hooked_ssm.ops.short_conv.triton import short_conv_triton
 
@@ -81,13 +82,45 @@ def _short_conv(core: torch.dtype, given: torch.dtype, width: int) -> None:
     _both_ways(lambda: short_conv_triton(x, weight, bias, window, [3, 77]))
 
 
+def _matrix_state(
+    core: torch.dtype, given: torch.dtype, sizes: tuple[int, ...], parts: str, decay: str = ""
+) -> None:
+    """sizes: heads, groups, feature, d_head. parts: of q v beta write. decay: head or key."""
+    batch, length, (heads, groups, features, width) = 2, 1024, sizes
+    rows = (batch, length, heads)
+    tensors = {
+        "q": meta(batch, length, groups, features, dtype=given),
+        "k": meta(batch, length, groups, features, dtype=given),
+        "v": meta(*rows, width, dtype=given),
+        "beta": meta(*rows, 1, dtype=given),
+        "write": meta(*rows, features, width, dtype=core),
+    }
+    tensors = {n: t for n, t in tensors.items() if n in ["k", *parts.split()]}
+    if decay:
+        decays = rows if decay == "head" else (*rows, features)
+        tensors["log_decay"] = meta(*decays, dtype=core)
+    tensors["initial_state"] = meta(batch, heads, features, width, dtype=core)
+    q, v = tensors.pop("q", None), tensors.pop("v", None)
+    _both_ways(lambda: matrix_state_scan(q, v=v, **tensors, return_states=[3, 77]))
+
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
 CASES: dict[str, Callable[[], None]] = {
-    "selective_scan": lambda: _selective_scan(torch.float32, torch.float32, 1),
-    "selective_scan-bf16": lambda: _selective_scan(torch.float32, torch.bfloat16, 1),
-    "selective_scan-float64-groups": lambda: _selective_scan(torch.float64, torch.float64, 3),
-    "short_conv": lambda: _short_conv(torch.float32, torch.float32, 4),
-    "short_conv-bf16": lambda: _short_conv(torch.float32, torch.bfloat16, 3),
-    "short_conv-float64": lambda: _short_conv(torch.float64, torch.float64, 128),
+    "selective_scan": lambda: _selective_scan(F32, F32, 1),
+    "selective_scan-bf16": lambda: _selective_scan(F32, BF16, 1),
+    "selective_scan-float64-groups": lambda: _selective_scan(F64, F64, 3),
+    "short_conv": lambda: _short_conv(F32, F32, 4),
+    "short_conv-bf16": lambda: _short_conv(F32, BF16, 3),
+    "short_conv-float64": lambda: _short_conv(F64, F64, 128),
+    "linear_attention-based": lambda: _matrix_state(F32, F32, (12, 12, 273, 64), "q v"),
+    "ssd-bf16": lambda: _matrix_state(F32, BF16, (24, 1, 128, 64), "q v", "head"),
+    "ssd-float64": lambda: _matrix_state(F64, F64, (24, 1, 128, 64), "q v", "head"),
+    "gla-bf16": lambda: _matrix_state(F32, BF16, (4, 4, 128, 256), "q v", "key"),
+    "delta_rule": lambda: _matrix_state(F32, F32, (8, 8, 128, 128), "q v beta"),
+    "delta_rule-gated": lambda: _matrix_state(F32, F32, (6, 6, 256, 512), "q v beta", "head"),
+    "prediction_error": lambda: _matrix_state(F32, F32, (8, 8, 128, 128), "v beta", "head"),
+    "delta_rule_from_writes": lambda: _matrix_state(F32, F32, (2, 2, 64, 64), "beta write", "head"),
 }
 
 

@@ -43,13 +43,25 @@ States = Float[Tensor, "batch pos head d_key d_head"]
 _KEY, _VALUE, _HEAD = "batch pos head d_key", "batch pos head d_head", "batch pos head"
 _STATE = "batch head d_key d_head"
 
-_delta_rule = Backends("delta_rule", reference.delta_rule, cpu.delta_rule)
-_prediction_error = Backends("prediction_error", reference.prediction_error, cpu.prediction_error)
+_KERNELS = "hooked_ssm.ops.delta_rule.triton"
+_delta_rule = Backends("delta_rule", reference.delta_rule, cpu.delta_rule, f"{_KERNELS}:delta_rule")
+_prediction_error = Backends(
+    "prediction_error",
+    reference.prediction_error,
+    cpu.prediction_error,
+    f"{_KERNELS}:prediction_error",
+)
 _given_error = Backends(
-    "delta_rule_given_error", reference.delta_rule_given_error, cpu.delta_rule_given_error
+    "delta_rule_given_error",
+    reference.delta_rule_given_error,
+    cpu.delta_rule_given_error,
+    f"{_KERNELS}:delta_rule_given_error",
 )
 _from_writes = Backends(
-    "delta_rule_from_writes", reference.delta_rule_from_writes, cpu.delta_rule_from_writes
+    "delta_rule_from_writes",
+    reference.delta_rule_from_writes,
+    cpu.delta_rule_from_writes,
+    f"{_KERNELS}:delta_rule_from_writes",
 )
 
 
@@ -93,7 +105,7 @@ def delta_rule(
         y in the dtype of v. states[:, i] is S *after* the token, float32 (float64 if any input is).
     Raises:
         ShapeError: Shapes that do not fit, or a result that is not finite (keys too long).
-        KernelUnavailableError: impl="triton"; there is no kernel yet.
+        KernelUnavailableError: impl="triton" where it cannot run.
     Source: Yang et al. 2024 (DeltaNet), Yang, Kautz & Hatamizadeh 2024 (Gated DeltaNet).
     """
     bind_axes(

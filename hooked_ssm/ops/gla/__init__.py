@@ -13,7 +13,7 @@ from hooked_ssm.ops.gla.reference import gla_reference
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 from hooked_ssm.shapes import Pattern
 
-BACKENDS = Backends("gla", gla_reference, gla_cpu)
+BACKENDS = Backends("gla", gla_reference, gla_cpu, "hooked_ssm.ops.gla.triton:gla_triton")
 
 
 def gla(
@@ -41,7 +41,7 @@ def gla(
         if q, k, v or log_decay is.
     Raises:
         ShapeError: Sizes, devices or dtypes do not fit, or a position lies outside the sequence.
-        KernelUnavailableError: impl="triton".
+        KernelUnavailableError: impl="triton" where it cannot run.
     Source: Yang et al. 2023; the output reads the updated state.
     """
     sizes = bind_axes(

@@ -13,7 +13,12 @@ from hooked_ssm.ops.linear_attention.reference import linear_attention_reference
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 from hooked_ssm.shapes import Pattern
 
-BACKENDS = Backends("linear_attention", linear_attention_reference, linear_attention_cpu)
+BACKENDS = Backends(
+    "linear_attention",
+    linear_attention_reference,
+    linear_attention_cpu,
+    "hooked_ssm.ops.linear_attention.triton:linear_attention_triton",
+)
 
 
 def linear_attention(
@@ -38,7 +43,7 @@ def linear_attention(
         float64 if q, k or v is.
     Raises:
         ShapeError: Sizes, devices or dtypes do not fit, or a position lies outside the sequence.
-        KernelUnavailableError: impl="triton".
+        KernelUnavailableError: impl="triton" where it cannot run.
     Source: Katharopoulos et al. 2020, without its normaliser.
     """
     bind_axes(

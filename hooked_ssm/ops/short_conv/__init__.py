@@ -44,7 +44,7 @@ def short_conv(
         float32, or float64 if x or weight is.
     Raises:
         ShapeError: Sizes, devices or dtypes do not fit, or a position lies outside the sequence.
-        KernelUnavailableError: impl="triton".
+        KernelUnavailableError: impl="triton" where it cannot run.
     """
     sizes = bind_axes(
         "short_conv",

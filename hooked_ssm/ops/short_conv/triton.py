@@ -24,7 +24,7 @@ from hooked_ssm.ops.output import StatesWanted, core_dtype, wanted_positions
 from hooked_ssm.ops.short_conv.output import ConvOutput
 from hooked_ssm.ops.triton_launch import contiguous, launch, power_of_2, warps_for
 
-TILE_T, TILE_C = 32, 64
+TILE_T, TILE_C = 16, 64
 
 
 @triton.jit
@@ -58,11 +58,11 @@ def short_conv_fwd_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    item = tl.program_id(0).to(tl.int64)
+    item = tl.program_id(0)
     c_blocks, t_blocks = tl.cdiv(channels, BLOCK_C), tl.cdiv(length, BLOCK_T)
     c = item % c_blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     t = item // c_blocks % t_blocks * BLOCK_T + tl.arange(0, BLOCK_T)
-    b = item // (c_blocks * t_blocks)
+    b = (item // (c_blocks * t_blocks)).to(tl.int64)
     on_c = c < channels
     y = tl.zeros((BLOCK_T, BLOCK_C), dtype=CORE)
     if bias_ptr is not None:
@@ -90,11 +90,11 @@ def short_conv_bwd_input_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    item = tl.program_id(0).to(tl.int64)
+    item = tl.program_id(0)
     c_blocks, u_blocks = tl.cdiv(channels, BLOCK_C), tl.cdiv(length + width - 1, BLOCK_T)
     c = item % c_blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     u = item // c_blocks % u_blocks * BLOCK_T + tl.arange(0, BLOCK_T) - (width - 1)
-    b = item // (c_blocks * u_blocks)
+    b = (item // (c_blocks * u_blocks)).to(tl.int64)
     on_c = c < channels
     gs = tl.zeros((BLOCK_T, BLOCK_C), dtype=CORE)
     for i in range(0, width):
@@ -124,16 +124,16 @@ def short_conv_bwd_weight_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    item = tl.program_id(0).to(tl.int64)
+    item = tl.program_id(0)
     c_blocks, t_blocks = tl.cdiv(channels, BLOCK_C), tl.cdiv(length, BLOCK_T)
     c = item % c_blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     t = item // c_blocks % t_blocks * BLOCK_T + tl.arange(0, BLOCK_T)
-    b = item // (c_blocks * t_blocks)
+    b = (item // (c_blocks * t_blocks)).to(tl.int64)
     on_c = c < channels
     on = (t < length)[:, None] & on_c[None, :]
     place = (b * length + t[:, None]) * channels + c[None, :]
     gy = tl.load(gy_ptr + place, mask=on, other=0.0).to(CORE)
-    partial = (item // c_blocks) * channels + c
+    partial = (item // c_blocks).to(tl.int64) * channels + c
     tl.store(gbias_ptr + partial, tl.sum(gy, axis=0), mask=on_c)
     for i in range(0, width):
         u = t - (width - 1) + i
@@ -203,7 +203,11 @@ def _grid(positions: int, channels: int) -> tuple[int, dict[str, int], int]:
     block_t = min(power_of_2(positions), TILE_T)
     block_c = min(power_of_2(channels), TILE_C)
     programs = -(-positions // block_t) * -(-channels // block_c)
-    return programs, {"BLOCK_T": block_t, "BLOCK_C": block_c}, warps_for(block_t * block_c, 16)
+    return (
+        programs,
+        {"BLOCK_T": block_t, "BLOCK_C": block_c},
+        warps_for(block_t * block_c, per_thread=8),
+    )
 
 
 _CORES = {torch.float32: tl.float32, torch.float64: tl.float64}

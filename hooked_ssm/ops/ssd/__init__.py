@@ -18,7 +18,7 @@ from hooked_ssm.ops.ssd.decayed import (
 from hooked_ssm.ops.ssd.reference import ssd_reference
 from hooked_ssm.shapes import Pattern
 
-BACKENDS = Backends("ssd", ssd_reference, ssd_cpu)
+BACKENDS = Backends("ssd", ssd_reference, ssd_cpu, "hooked_ssm.ops.ssd.triton:ssd_triton")
 
 
 def ssd(
@@ -51,7 +51,7 @@ def ssd(
     Raises:
         ShapeError: Sizes, devices or dtypes do not fit, heads do not divide into groups, or a
             position lies outside the sequence.
-        KernelUnavailableError: impl="triton".
+        KernelUnavailableError: impl="triton" where it cannot run.
     Source: Dao & Gu 2024.
     """
     sizes = bind_axes(

@@ -15,7 +15,10 @@ from hooked_ssm.ops.ssd.reference import decayed_linear_attention_reference
 from hooked_ssm.shapes import Pattern
 
 DECAYED_BACKENDS = Backends(
-    "decayed_linear_attention", decayed_linear_attention_reference, decayed_linear_attention_cpu
+    "decayed_linear_attention",
+    decayed_linear_attention_reference,
+    decayed_linear_attention_cpu,
+    "hooked_ssm.ops.ssd.triton:decayed_linear_attention_triton",
 )
 
 
@@ -54,7 +57,7 @@ def decayed_linear_attention(
     Raises:
         ShapeError: Sizes, devices or dtypes do not fit, heads do not divide into groups, or a
             position lies outside the sequence.
-        KernelUnavailableError: impl="triton".
+        KernelUnavailableError: impl="triton" where it cannot run.
     """
     sizes = bind_axes(
         "decayed_linear_attention",
