@@ -21,14 +21,13 @@ from torch import Tensor
 
 from hooked_ssm.analysis.exchange import Exchange, Rows, make_exchange
 from hooked_ssm.analysis.resume import STARTS, Resumable
-from hooked_ssm.analysis.sites import Site
+from hooked_ssm.analysis.sites import Site, site_spec
 from hooked_ssm.block import AFTER_MIXING
 from hooked_ssm.errors import ShapeError
-from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
 
-ENOUGH = 2048
-"""Tokens per forward below which splitting a batch to start later saves nothing."""
+ENOUGH = 2**18
+"""Numbers (tokens x d_model) per forward below which splitting it, to start later, saves little."""
 
 Done = tuple[list[int], Float[Tensor, "cell batch d_vocab"]]
 
@@ -113,7 +112,7 @@ class Interchange:
         # What is light is fetched for a whole layer at once, what is heavy site by site.
         together: dict[tuple, list[tuple[Site, bool]]] = {}
         for site, by_head in groups:
-            heavy = site.per_position or self._spec(site).heavy
+            heavy = site.per_position or site_spec(self.model, site).heavy
             key = (site, by_head) if heavy else (site.layer,)
             together.setdefault(key, []).append((site, by_head))
         for part in together.values():
@@ -134,13 +133,8 @@ class Interchange:
             for run in (self._base, self._source)
         )
         for site, by_head, indices in members:
-            exchange = make_exchange(site, self._spec(site), base, source, by_head)
+            exchange = make_exchange(site, site_spec(self.model, site), base, source, by_head)
             yield from self._run_site(site, exchange, [cells[i] for i in indices], indices)
-
-    def _spec(self, site: Site) -> HookSpec:
-        if site.per_position:
-            return self.model.families[site.hook].spec
-        return self.model.find_hook(site.hook).spec
 
     def _run_site(
         self, site: Site, exchange: Exchange, cells: list[Cell], names: list[int]
@@ -188,7 +182,8 @@ class Interchange:
         """Split the rows into forwards of about equal size."""
         parts = math.ceil(rows / self.max_batch)
         if self._can_resume(site):
-            parts = max(parts, min(STARTS, rows * self._base.length // ENOUGH))
+            numbers = rows * self._base.length * self.model.cfg.d_model
+            parts = max(parts, min(STARTS, numbers // ENOUGH))
         edges = [rows * i // parts for i in range(parts + 1)] if parts else [0]
         return list(zip(edges[:-1], edges[1:], strict=True))
 
@@ -199,13 +194,13 @@ class Interchange:
 
     def _can_resume(self, site: Site) -> bool:
         """A pattern is one of all positions: it has no part that starts later."""
-        return self._resumes and "key_pos" not in self._spec(site).axes
+        return self._resumes and "key_pos" not in site_spec(self.model, site).axes
 
     def _acts_alone(self, site: Site) -> bool:
         """Whether a position of the site acts on no other position's logits."""
         inside = site.hook.removeprefix(f"blocks.{site.layer}.")
         mixed = inside.startswith((*AFTER_MIXING, "hook_mixer_out"))
-        mixed |= inside.startswith("mixer.") and self._spec(site).reach == "position"
+        mixed |= inside.startswith("mixer.") and site_spec(self.model, site).reach == "position"
         return site.layer == len(self.model.blocks) - 1 and mixed
 
 

@@ -55,7 +55,7 @@ def logit_difference(
     answers = _ids(answers, "answers")
     if len(wrong) != len(answers):
         raise ShapeError(f"{len(answers)} answers, but wrong answers for {len(wrong)} documents")
-    choices = wrong.reshape(len(wrong), -1)
+    choices = _lasting(wrong.reshape(len(wrong), -1))
 
     def difference(logits: Tensor) -> Tensor:
         return _pick(logits, answers) - logits.gather(1, choices.to(logits.device)).mean(1)
@@ -81,7 +81,7 @@ def probability(answers: Int[Tensor, " batch"]) -> Metric:
 
 def kl(reference: Float[Tensor, "batch d_vocab"]) -> Metric:
     """KL(reference || patched) = sum_v p_ref(v) (log p_ref(v) - log p(v)), in nats."""
-    log_reference = torch.log_softmax(_wide(reference.detach()), dim=-1)
+    log_reference = _lasting(torch.log_softmax(_wide(reference.detach()), dim=-1))
 
     def divergence(logits: Tensor) -> Tensor:
         ours = torch.log_softmax(_wide(logits), dim=-1)
@@ -175,7 +175,13 @@ def _ids(answers: Tensor, what: str) -> Tensor:
             f"{what} must be one token id per document, integers [batch]; got {answers.dtype} of "
             f"shape {list(answers.shape)}"
         )
-    return answers.long()
+    return _lasting(answers.long())
+
+
+def _lasting(values: Tensor) -> Tensor:
+    """A copy that gradients can use, also of tensors made in inference mode."""
+    with torch.inference_mode(False):
+        return values.clone()
 
 
 def _pick(logits: Tensor, answers: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ is exact, and a fraction of its price: see `hooked_ssm.analysis.engine`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import get_args
 
 import torch
 from jaxtyping import Int
@@ -17,16 +17,12 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hooked_ssm.analysis.engine import Cell, Interchange, check_pair
-from hooked_ssm.analysis.exchange import head_axis
 from hooked_ssm.analysis.metrics import Metrics, measure, named_metrics
 from hooked_ssm.analysis.patching_result import ActivationPatching, SiteValues
-from hooked_ssm.analysis.sites import Site, find_sites
-from hooked_ssm.errors import ConfigError, HookNameError, ShapeError, unknown
+from hooked_ssm.analysis.resume import read_positions
+from hooked_ssm.analysis.sweep import Direction, Heads, Plan, Positions, make_columns, make_plans
+from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.model import HookedModel
-
-Direction = Literal["denoise", "noise"]
-Positions = Sequence[int] | Mapping[str, Int[Tensor, " batch"]] | Literal["all"] | None
-Heads = Sequence[int] | Literal["all"] | None
 
 
 @torch.no_grad()
@@ -76,10 +72,10 @@ def activation_patching(
     if direction not in get_args(Direction):
         raise ConfigError(unknown("direction", direction, get_args(Direction)))
     metrics = named_metrics(metric, len(clean))
-    columns = _columns(positions, clean)
-    plans = [_plan(model, word, layers, heads) for word in dict.fromkeys(_words(sites))]
+    columns = make_columns(positions, clean)
+    plans = make_plans(model, sites, layers, heads)
     base, source = (corrupted, clean) if direction == "denoise" else (clean, corrupted)
-    read_at = torch.full_like(clean[:, 0], clean.shape[1] - 1) if read_at is None else read_at
+    read_at = read_positions(clean, read_at)
     was_training = model.training
     model.eval()
     try:
@@ -87,7 +83,13 @@ def activation_patching(
             model, base, source, read_at, attention_mask=attention_mask, max_batch=max_batch
         )
         before = [measure(metrics, x) for x in (engine.base_logits, engine.source_logits)]
-        cells = [cell for plan in plans for cell in plan.cells(columns)]
+        cells = [
+            Cell(site, at, head)
+            for plan in plans
+            for site in plan.sites
+            for at in columns.values()
+            for head in plan.heads
+        ]
         values = before[0].new_empty(len(metrics), len(cells), len(clean))
         with tqdm(total=len(cells), disable=not progress, desc="cells") as bar:
             for indices, logits in engine.run(cells):
@@ -99,88 +101,8 @@ def activation_patching(
     return _collect(plans, columns, values, before, list(metrics), direction)
 
 
-class _Plan(NamedTuple):
-    """What is swept of one word: its sites, one per layer that has it, and their heads."""
-
-    word: str
-    sites: list[Site]
-    heads: list[int | None]
-
-    def cells(self, columns: Mapping[str | int, Tensor]) -> list[Cell]:
-        return [
-            Cell(site, at, head)
-            for site in self.sites
-            for at in columns.values()
-            for head in self.heads
-        ]
-
-
-def _plan(model: HookedModel, word: str, layers: Sequence[int] | None, heads: Heads) -> _Plan:
-    sites = find_sites(model, [word], layers)
-    specs = [
-        model.families[s.hook].spec if s.per_position else model.find_hook(s.hook).spec
-        for s in sites
-    ]
-    for site, spec in zip(sites, specs, strict=True):
-        if not (site.per_position or spec.position_axis is not None) or not spec.has_batch:
-            raise ShapeError(
-                f"{site.hook} has axes {list(spec.axes)}: it is one for all documents or "
-                "positions, so it cannot be patched by position; use model.run_with_hooks"
-            )
-    if heads is None:
-        return _Plan(word, sites, [None])
-    axes = [head_axis(spec) for spec in specs]
-    counts = {
-        0 if axis is None else model.blocks[site.layer].mixer.axis_sizes()[spec.axes[axis]]
-        for axis, spec, site in zip(axes, specs, sites, strict=True)
-    }
-    if len(counts) > 1 or 0 in counts:
-        raise ShapeError(
-            f"heads={heads!r}: site {word!r} has {sorted(counts)} heads in layers "
-            f"{[s.layer for s in sites]}; sweep layers with one number of heads, or heads=None"
-        )
-    most = counts.pop()
-    chosen = list(range(most)) if isinstance(heads, str) else [int(h) for h in heads]
-    if (isinstance(heads, str) and heads != "all") or not all(0 <= h < most for h in chosen):
-        raise ShapeError(f"heads={heads!r}; allowed: 'all', or indices in 0..{most - 1}")
-    return _Plan(word, sites, list(chosen))
-
-
-def _words(sites: Sequence[str]) -> Sequence[str]:
-    if isinstance(sites, str) or not sites:
-        raise HookNameError(
-            f"sites={sites!r}; allowed: a non-empty list of words, such as ['resid_pre', 'conv']"
-        )
-    return sites
-
-
-def _columns(positions: Positions, tokens: Tensor) -> dict[str | int, Tensor]:
-    """What is swept along the sequence, by label. [batch] or, for "all", [batch, pos]"""
-    batch, length = tokens.shape
-    if isinstance(positions, Mapping):
-        for name, at in positions.items():
-            if at.shape != (batch,) or not bool(((at >= 0) & (at < length)).all()):
-                raise ShapeError(
-                    f"positions[{name!r}] must hold one index in 0..{length - 1} for each of the "
-                    f"{batch} documents; got shape {list(at.shape)}"
-                )
-        columns = {name: at.to(tokens.device) for name, at in positions.items()}
-    elif isinstance(positions, str):
-        if positions != "all":
-            raise ShapeError(f"positions={positions!r}; allowed: 'all', indices, a mapping, None")
-        columns = {"all": torch.arange(length, device=tokens.device).expand(batch, -1)}
-    else:
-        wanted = range(length) if positions is None else [int(t) for t in positions]
-        if not all(-length <= t < length for t in wanted):
-            raise ShapeError(f"positions={list(wanted)}; allowed: 0..{length - 1}, or from the end")
-        columns = {t % length: torch.full_like(tokens[:, 0], t % length) for t in wanted}
-    if not columns:
-        raise ShapeError("positions is empty; leave it None to sweep every position")
-    return columns
-
-
 def _collect(
-    plans: list[_Plan],
+    plans: list[Plan],
     columns: Mapping[str | int, Tensor],
     values: Tensor,
     before: list[Tensor],
@@ -193,12 +115,11 @@ def _collect(
         shape = (len(plan.sites), len(columns), len(plan.heads))
         size = shape[0] * shape[1] * shape[2]
         table = values[:, first : first + size].unflatten(1, shape)
-        heads = [head for head in plan.heads if head is not None] or None
         found[plan.word] = SiteValues(
-            values=table if heads else table.squeeze(3),
+            values=table if plan.head_labels else table.squeeze(3),
             layers=[site.layer for site in plan.sites],
             hooks=[site.hook for site in plan.sites],
-            heads=heads,
+            heads=plan.head_labels,
         )
         first += size
     return ActivationPatching(found, list(columns), metrics, before[0], before[1], direction)

@@ -8,21 +8,25 @@ Tokens behind the last position that is read are left out from the start: every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_ssm.errors import ShapeError
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.model import HookedModel
 
-STARTS = 8
+STARTS = 16
 """At how many positions a run can be taken up again: more hardly saves more (1 - 1/STARTS)."""
 WORTH = 4.0
 """Take up at a position if the bytes carried are at most so many times the residual stream's: H3
 and Mamba-2 carry more, and then fetching it costs more than it saves (measured:
 `benchmarks/patching.py --resume`)."""
+PAST_BYTES = 2**30
+"""Most memory for what was carried, at all positions together; fewer positions where it is less."""
 
 
 def _no_past(layer: int) -> Carried | None:
@@ -56,17 +60,13 @@ class Resumable:
         self.length = int(read_at.max()) + 1
         self._mask = None if mask is None else mask[:, : self.length]
         self._pasts: dict[int, list[Carried]] = {}
+        self._leaving: Tensor | None = None
         self.entering: list[Tensor] = []
         embedded = model(tokens[:, : self.length], stop_at_layer=0, attention_mask=self._mask)
         segment = self._segment(0, self.length)
         self.logits: Float[Tensor, "batch d_vocab"] = self._through(
             embedded, 0, segment, read_at[:, None], keep=True
         )
-
-    @property
-    def stride(self) -> int:
-        """Distance of the positions at which the run can be taken up again."""
-        return -(-self.length // STARTS)
 
     def pays(self) -> bool:
         """Whether taking up the run at a position costs less than the tokens before it.
@@ -75,16 +75,38 @@ class Resumable:
         """
         if any(hook.has_hooks() for hook in self.model.hook_points()) or self.length <= STARTS:
             return False
-        pasts = self._past(self.stride)
-        carried = sum(value[0].nbytes for layer in pasts for value in layer.values())
-        return carried <= WORTH * sum(resid[0].nbytes for resid in self.entering)
+        kept = sum(resid[0].nbytes for resid in self.entering)
+        return self.stride < self.length and self._carried_bytes() <= WORTH * kept
 
-    def activations(self, layer: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """Run one layer alone and return what its hook points saw."""
-        cache, hooks, _ = self.model.get_caching_hooks(list(names))
-        with self.model.hooks(fwd_hooks=hooks):
+    @cached_property
+    def stride(self) -> int:
+        """Distance of the positions at which the run can be taken up again."""
+        fits = PAST_BYTES // max(1, self._carried_bytes() * len(self.read_at))
+        return -(-self.length // min(STARTS, max(1, fits)))
+
+    def _carried_bytes(self) -> int:
+        """What all layers carry on of one document, half way through (keys and values grow)."""
+        half = max(1, self.length // 2)
+        one = torch.zeros(1, dtype=torch.long, device=self.read_at.device)
+        carried = self._carry_on(self._segment(0, half, one), None, one)
+        return sum(value.nbytes for layer in carried for value in layer.values())
+
+    def activations(
+        self, layer: int, names: Iterable[str], hooks: Sequence = ()
+    ) -> dict[str, Tensor]:
+        """Run one layer alone, with hooks if any, and return what its hook points saw."""
+        cache, caching, _ = self.model.get_caching_hooks(list(names))
+        with self.model.hooks(fwd_hooks=[*hooks, *caching]):
             self.model.blocks[layer](self.entering[layer].clone(), self._segment(0, self.length))
         return cache
+
+    def leaving(self, documents: Int[Tensor, " row"]) -> Float[Tensor, "row pos d_model"]:
+        """Return the residual stream that leaves the last layer."""
+        if self._leaving is None:
+            last = len(self.model.blocks) - 1
+            segment = self._segment(0, self.length)
+            self._leaving, _ = self.model.blocks[last](self.entering[last].clone(), segment)
+        return self._leaving[documents]
 
     def go_on(
         self, layer: int, start: int, documents: Int[Tensor, " row"], hooks: list
@@ -143,13 +165,37 @@ class Resumable:
         if not self._pasts:
             for first in range(0, self.length - self.stride, self.stride):
                 stop = first + self.stride
-                segment, before = self._segment(first, stop), self._pasts.get(first)
-                self._pasts[stop] = [
-                    block.mixer(
-                        block.ln1(self.entering[layer][:, first:stop]),
-                        segment,
-                        None if before is None else before[layer],
-                    )[1]
-                    for layer, block in enumerate(self.model.blocks)
-                ]
+                before = self._pasts.get(first)
+                self._pasts[stop] = self._carry_on(self._segment(first, stop), before)
         return self._pasts[start]
+
+    def _carry_on(
+        self, segment: Segment, before: list[Carried] | None, documents: Tensor | None = None
+    ) -> list[Carried]:
+        """What the layers' mixers carry on after a segment, from what they carried into it."""
+        part = slice(segment.start, segment.start + segment.length)
+        found = []
+        for layer, block in enumerate(self.model.blocks):
+            resid = self.entering[layer][slice(None) if documents is None else documents, part]
+            carried = None if before is None else before[layer]
+            found.append(block.mixer(block.ln1(resid), segment, carried)[1])
+        return found
+
+
+def read_positions(
+    tokens: Int[Tensor, "batch pos"], read_at: Int[Tensor, " batch"] | None
+) -> Int[Tensor, " batch"]:
+    """Return where logits are read: as given, or at the last position.
+
+    Raises:
+        ShapeError: Not one position inside the sequence for each document.
+    """
+    batch, length = tokens.shape
+    if read_at is None:
+        return torch.full_like(tokens[:, 0], length - 1)
+    if read_at.shape != (batch,) or not bool(((read_at >= 0) & (read_at < length)).all()):
+        raise ShapeError(
+            f"read_at must be one index in 0..{length - 1} for each of the {batch} documents; got "
+            f"shape {tuple(read_at.shape)}"
+        )
+    return read_at.to(tokens.device)

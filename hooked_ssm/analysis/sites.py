@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hooked_ssm.errors import HookNameError
+from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
 
 BLOCK_SITES = ("resid_pre", "mixer_in", "mixer_out", "mlp_in", "mlp_out", "resid_post")
@@ -49,6 +50,13 @@ def find_site(model: HookedModel, layer: int, word: str) -> Site:
     if family in model.families:
         return Site(word, layer, family, per_position=True)
     return Site(word, layer, hook, per_position=False)
+
+
+def site_spec(model: HookedModel, site: Site) -> HookSpec:
+    """Return the spec of a site's hook point, or of its family of them."""
+    if site.per_position:
+        return model.families[site.hook].spec
+    return model.find_hook(site.hook).spec
 
 
 def find_sites(
