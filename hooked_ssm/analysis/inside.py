@@ -8,7 +8,7 @@ the state.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pandas as pd
 import torch
@@ -147,7 +147,21 @@ def restore_inside(
     )
 
 
-def locate(frame: pd.DataFrame) -> tuple[Association, str]:
+class Located(NamedTuple):
+    """Where in a mixer an association is made.
+
+    Attributes:
+        association: In which part.
+        place: What the convolution's output was restored at best, if it is in the convolution.
+        evidence: In a sentence.
+    """
+
+    association: Association
+    place: str | None
+    evidence: str
+
+
+def locate(frame: pd.DataFrame) -> Located:
     """Read off `restore_inside`'s frame of one layer where in the mixer the association is made.
 
     Shares are of what the key's place gives back in front of the mixer (a part of the answer may
@@ -158,9 +172,6 @@ def locate(frame: pd.DataFrame) -> tuple[Association, str]:
     - "token mixing": the key is still at its own place in front of the mixing, and behind it the
       answer is restored at the value or at the query.
     - "not located": anything else.
-
-    Returns:
-        Where, and the evidence in a sentence.
     """
     table = frame.pivot(index="site", columns="restore", values="attribution")
     behind = [p for p in table.columns if p not in ("key", "divider", "query", WINDOW)]
@@ -185,14 +196,14 @@ def locate(frame: pd.DataFrame) -> tuple[Association, str]:
             evidence += f"; the write at {best} alone {table.loc['write', best]:.2f}"
         moved = conv[best] >= FOUND * whole or together >= STRONG * whole
         if only_at_key and moved and at_key <= WEAK * whole:
-            return "convolution", f"{evidence}."
+            return Located("convolution", best, f"{evidence}.")
     mixed = table.loc["mixed", ["value", "query"]]
     evidence += (
         f"; the mixed values {mixed['value']:.2f} at the value, {mixed['query']:.2f} at the query."
     )
     if only_at_key and at_key >= STRONG * whole and mixed.max() >= STRONG * whole:
-        return "token mixing", evidence
-    return "not located", evidence
+        return Located("token mixing", None, evidence)
+    return Located("not located", None, evidence)
 
 
 def ratio_of_means(gain: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

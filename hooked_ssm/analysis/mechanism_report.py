@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 from hooked_ssm.analysis.induction import DetectionScores, detection_scores
-from hooked_ssm.analysis.inside import Association, locate, restore_inside
+from hooked_ssm.analysis.inside import (
+    Association,
+    locate,
+    places,
+    restore_inside,
+    window_of,
+)
 from hooked_ssm.analysis.interchange import (
     KEY,
     QUERY,
@@ -35,8 +41,6 @@ previous-token, a duplicate-token and an induction head."""
 LARGEST_PATTERNS = 512 * 2**20
 """Bytes that the token-mixing matrices of one layer may take."""
 
-Figure = Literal["inside", "sites", "association", "lookup", "retrieval"]
-
 
 @dataclass(frozen=True)
 class MechanismReport:
@@ -46,7 +50,9 @@ class MechanismReport:
         evaluation: The mechanistic evaluation: every site and named position.
         inside: What restoring one thing inside a mixer gives back; see `restore_inside`.
         scores: Relation -> how much of each layer's mixing lies between the two positions, and
-            what is lost without it. Empty where the matrices would be too large.
+            what is lost without it: those of `RELATIONS`, and "retrieval from key+3" or the like
+            where a convolution made the association there. Empty where the matrices would be too
+            large.
         association: In which part of the mixer key and value (or key and query) meet.
         layer: In which layer; None if unsolved.
         evidence: What the verdicts rest on, in sentences.
@@ -75,12 +81,12 @@ class MechanismReport:
         where = {"association": self.association, "association_layer": self.layer}
         return {**self.evaluation.to_row(), **where, "evidence": self.evidence}
 
-    def plot(self, figure: Figure = "inside") -> Any:
+    def plot(self, figure: str = "inside") -> Any:
         """Return a plotly figure.
 
         Args:
             figure: "inside" (restoring one thing inside the mixers), "sites" (block, mixer and MLP
-                inputs and outputs), or a relation's scores.
+                inputs and outputs), or one of `scores`.
 
         Raises:
             ConfigError: Another figure, or one that this report lacks.
@@ -159,18 +165,20 @@ def mechanism_report(
             ],
             ignore_index=True,
         )
-        scores = _scores(model, batch, controls, generator)
+        located = locate(inside[inside["layer"] == layer])
+        solved = evaluation.mechanism != "unsolved"
+        place = located.place if solved else None
+        relations = _relations(model, batch, read_at, layer, place)
+        scores = _scores(model, batch, relations, controls, generator)
     finally:
         model.train(was_training)
-    association, where = locate(inside[inside["layer"] == layer])
-    solved = evaluation.mechanism != "unsolved"
     return MechanismReport(
         evaluation,
         inside,
         scores,
-        association if solved else "unsolved",
+        located.association if solved else "unsolved",
         layer if solved else None,
-        _evidence(evaluation, where if solved else None, layer, scores),
+        _evidence(evaluation, located.evidence if solved else None, layer, scores),
     )
 
 
@@ -186,43 +194,59 @@ def association_layer(frame: pd.DataFrame) -> int:
     return int((at_key["resid_pre"] - at_key["resid_post"]).idxmax())
 
 
+def _relations(
+    model: HookedModel, batch: TaskBatch, read_at: Tensor, layer: int, place: str | None
+) -> dict[str, Tensor]:
+    """Targets of every relation, and of reading the place where a convolution associates."""
+    length, at = batch.tokens.shape[1], batch.positions
+    found = {name: between(at[q], at[k], length) for name, (q, k) in RELATIONS.items()}
+    if place not in (None, "value"):
+        where = places(batch, window_of(model, layer), read_at)[place]
+        found[f"retrieval from {place}"] = between(at[QUERY], where, length)
+    return found
+
+
+def between(query: Tensor, key: Tensor, length: int) -> Tensor:
+    """Return one target per document: none where the key position lies behind the query position.
+
+    Args:
+        query, key: Positions. [batch]
+
+    Returns:
+        [batch, query_pos, key_pos]
+    """
+    targets = torch.zeros(len(query), length, length, dtype=torch.bool, device=query.device)
+    targets[torch.arange(len(query), device=query.device), query, key] = key <= query
+    return targets
+
+
 def _scores(
-    model: HookedModel, batch: TaskBatch, controls: int, generator: torch.Generator
+    model: HookedModel,
+    batch: TaskBatch,
+    relations: dict[str, Tensor],
+    controls: int,
+    generator: torch.Generator,
 ) -> dict[str, DetectionScores]:
     """Scores of every relation, on as many documents as the matrices leave room for."""
-    length = batch.tokens.shape[1]
     layers, documents = [], len(batch)
     for layer in range(len(model.blocks)):
         try:
             name = model.hook_name(layer, "pattern")
-        except HookNameError:
+        except HookNameError:  # BaseConv with activations has no matrix
             continue
         layers.append(layer)
-        documents = min(documents, LARGEST_PATTERNS // model.cache_size(1, length, name))
+        size = model.cache_size(1, batch.tokens.shape[1], name)
+        documents = min(documents, LARGEST_PATTERNS // size)
     if not layers or documents < 2:
         return {}
-    some, found = batch[:documents], {}
-    for relation, ends in RELATIONS.items():
-        targets = between(some, *ends)
+    found = {}
+    for relation, targets in relations.items():
         scores = detection_scores(
-            model, targets, some, layers=layers, groups=4, causal=True, controls=controls,
-            generator=generator,
+            model, targets[:documents], batch[:documents], layers=layers, groups=4, causal=True,
+            controls=controls, generator=generator,
         )  # fmt: skip
         found[relation] = replace(scores, kind=relation)
     return found
-
-
-def between(batch: TaskBatch, query: str, key: str) -> Tensor:
-    """Return the targets of a relation: one cell per document. [batch, query_pos, key_pos]
-
-    None in documents where the key position lies behind the query position.
-    """
-    documents, length = batch.tokens.shape
-    targets = torch.zeros(documents, length, length, dtype=torch.bool, device=batch.tokens.device)
-    rows = torch.arange(documents, device=batch.tokens.device)
-    at, of = batch.positions[query], batch.positions[key]
-    targets[rows, at, of] = of <= at
-    return targets
 
 
 def _evidence(
@@ -249,13 +273,11 @@ def _evidence(
         f"{evaluation.mechanism}{f' ({evaluation.timing})' if evaluation.timing else ''}."
     )
     found.append(f"The key's own place loses most of it in layer {layer}. {where}")
-    for relation, (query, key) in RELATIONS.items():
-        if relation in scores:
-            found.append(_score_sentence(scores[relation], relation, query, key))
-    return found
+    return [*found, *(_score_sentence(relation, score) for relation, score in scores.items())]
 
 
-def _score_sentence(scores: DetectionScores, relation: str, query: str, key: str) -> str:
+def _score_sentence(relation: str, scores: DetectionScores) -> str:
+    query, key = RELATIONS.get(relation, (QUERY, relation.removeprefix("retrieval from ")))
     rows = scores.frame[scores.frame["unit"].isin(["head", "layer"])]
     by_head = rows.loc[rows["unit"] == "head", "layer"]
     rows = rows[(rows["unit"] == "head") | ~rows["layer"].isin(by_head)]

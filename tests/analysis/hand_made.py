@@ -1,4 +1,8 @@
-"""Induction models with hand-made weights: what they do, and where, is known."""
+"""Induction models with hand-made weights: what they do, and where, is known.
+
+The residual stream is four blocks of one-hots: the token itself, the token before (or two before),
+the token to copy, and the prediction.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,16 @@ import torch
 from hooked_ssm import HookedModel, ModelConfig
 
 VOCAB = 12
+TOKEN, BEFORE, COPIED, PREDICTED = (slice(i * VOCAB, (i + 1) * VOCAB) for i in range(4))
 
 
 def induction_model() -> HookedModel:
     """Layer 0, attention: each token's place gets the token before. Layer 1: match and copy."""
-    model = _empty(["attention", "attention"])
-    one, none = torch.eye(VOCAB).double(), torch.zeros(VOCAB, VOCAB).double()
+    model = _model(["attention", "attention"], [TOKEN, COPIED])
     with torch.no_grad():
-        model.embed.weight.copy_(torch.cat([one, none, none], dim=1))
         first = model.blocks[0].mixer
-        first.v_proj.weight[:VOCAB, :VOCAB] = one
-        first.out_proj.weight[VOCAB : 2 * VOCAB, :VOCAB] = one
-    _match_and_copy(model)
+        first.v_proj.weight[TOKEN, TOKEN] = torch.eye(VOCAB).double()
+        first.out_proj.weight[BEFORE, TOKEN] = torch.eye(VOCAB).double()
 
     def previous(scores: torch.Tensor, hook: object) -> torch.Tensor:
         return scores + 100 * torch.ones_like(scores).tril(-1).triu(-1)
@@ -27,47 +29,47 @@ def induction_model() -> HookedModel:
     return model
 
 
-def convolution_model() -> HookedModel:
-    """As `induction_model`, but a convolution of width 2 (BaseConv's) moves the token on.
+def convolution_model(reach: int = 1) -> HookedModel:
+    """As `induction_model`, but a convolution (BaseConv's) moves tokens on, and `reach` places.
 
-    The embedding holds each token twice. On the second copy the mixer adds the token before and
-    takes the token itself away: (before - 2 now) + now, now being added back by the residual.
+    reach=1: the value's place gets the key. reach=2: the place behind the value gets the key from
+    two before, and from one before the value to copy. The mixer adds what was before and takes
+    the token itself away: (before - 2 now) + now, now being added back by the residual.
     """
-    model = _empty([{"mixer": "base_conv", "kernel_size": 2}, "attention"])
-    one, none = torch.eye(VOCAB).double(), torch.zeros(VOCAB, VOCAB).double()
+    base_conv = {"mixer": "base_conv", "kernel_size": reach + 1}
+    model = _model([base_conv, "attention"], [TOKEN, BEFORE, COPIED])
     with torch.no_grad():
-        model.embed.weight.copy_(torch.cat([one, one, none], dim=1))
         # The norm only centres: its weight takes the division by the spread back.
         model.blocks[0].ln1.weight.fill_(float(model.embed.weight[0].std(unbiased=False)))
         first = model.blocks[0].mixer
         first.projection.bias.fill_(1)
         first.conv.weight[:, -1] = -1
-        first.conv.weight[VOCAB : 2 * VOCAB, -1] = -2
-        first.conv.weight[VOCAB : 2 * VOCAB, -2] = 1
-    _match_and_copy(model)
+        for block, before in ((BEFORE, reach), (COPIED, reach - 1)):
+            if before:
+                first.conv.weight[block, -1] = -2
+                first.conv.weight[block, -1 - before] = 1
     return model
 
 
-def _empty(mixers: list) -> HookedModel:
+def _model(mixers: list, embedded: list[slice]) -> HookedModel:
+    """Zero weights but for the embedding and layer 1: look for BEFORE = TOKEN, predict COPIED."""
     cfg = ModelConfig(
-        mixers=mixers, d_model=3 * VOCAB, d_vocab=VOCAB, n_ctx=24, d_mlp=0, norm="layer",
+        mixers=mixers, d_model=4 * VOCAB, d_vocab=VOCAB, n_ctx=24, d_mlp=0, norm="layer",
         positions="learned", tie_embeddings=False,
     )  # fmt: skip
     model = HookedModel(cfg).double().eval()
+    one = torch.eye(VOCAB).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
         for norm in [model.ln_final, *(block.ln1 for block in model.blocks)]:
             norm.weight.fill_(1)
+        for block in embedded:
+            model.embed.weight[:, block] = one
+        second = model.blocks[1].mixer
+        second.q_proj.weight[TOKEN, TOKEN] = 20 * one
+        second.k_proj.weight[TOKEN, BEFORE] = 20 * one
+        second.v_proj.weight[TOKEN, COPIED] = one
+        second.out_proj.weight[PREDICTED, TOKEN] = one
+        model.unembed.weight[:, PREDICTED] = 10 * one
     return model
-
-
-def _match_and_copy(model: HookedModel) -> None:
-    """Layer 1 looks for the places whose token before is the current one; it copies theirs."""
-    second, one = model.blocks[1].mixer, torch.eye(VOCAB).double()
-    with torch.no_grad():
-        second.q_proj.weight[:VOCAB, :VOCAB] = 20 * one
-        second.k_proj.weight[:VOCAB, VOCAB : 2 * VOCAB] = 20 * one
-        second.v_proj.weight[:VOCAB, :VOCAB] = one
-        second.out_proj.weight[2 * VOCAB :, :VOCAB] = one
-        model.unembed.weight[:, 2 * VOCAB :] = 10 * one

@@ -127,9 +127,10 @@ def table(rows: dict[str, list[float]]) -> pd.DataFrame:
     ],
 )
 def test_locate(rows: dict[str, list[float]], expected: str) -> None:
-    where, evidence = locate(table({**rows, "mixed": [0, 0, 0, 0, 1]}))
-    assert where == expected
-    assert evidence.endswith(".")
+    located = locate(table({**rows, "mixed": [0, 0, 0, 0, 1]}))
+    assert located.association == expected
+    assert located.evidence.endswith(".")
+    assert (located.place is None) == (expected != "convolution")
 
 
 def test_places_of_a_document() -> None:
@@ -155,16 +156,25 @@ def test_sites_and_window_of_a_mixer() -> None:
 
 
 def test_relations_only_look_back() -> None:
-    batch = TASK.sample(4, generator=torch.Generator().manual_seed(0))
-    there, back = (
-        between(batch, *ends)
-        for ends in (
-            ("target_item_orig", "query_item_orig"),
-            ("query_item_orig", "target_item_orig"),
-        )
-    )
+    at = TASK.sample(4, generator=torch.Generator().manual_seed(0)).positions
+    key, value = at["query_item_orig"], at["target_item_orig"]
+    there, back = between(value, key, 16), between(key, value, 16)
     assert there.sum((1, 2)).tolist() == [1] * 4
+    assert there[0, value[0], key[0]]
     assert back.sum() == 0
+
+
+def test_what_reads_the_place_of_a_convolution_is_scored_too() -> None:
+    """A convolution whose taps reach two back ties key and value at the token after the value."""
+    model = convolution_model(reach=2)
+    report = mechanism_report(model, TASK, 32)
+    assert report.association == "convolution"
+    assert report.inside.set_index(["layer", "site", "restore"]).loc[
+        (0, "conv", "value+1"), "attribution"
+    ] == pytest.approx(1, abs=0.05)
+    read = report.scores["retrieval from value+1"].best(1, "head")
+    assert read["score"] > 0.95 and read["drop"] > 0.5
+    assert report.evidence[-1].startswith("Retrieval from value+1: layer 1, head 0, has 1.00")
 
 
 def test_documents_taken_in_parts_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
