@@ -1,7 +1,5 @@
 """From a file to runs: a grid, or several, of everything that varies.
 
-    name: ar_32
-    about: What it shows, for the report.
     tasks: {short: {setting: ar_32, num_pairs: 4}}     # names for tasks; the paper's need none
     variants: {conv 2: {model: {options: {d_conv: 2}}}}     # names for changes
     grid:                                    # or a list of grids
@@ -39,7 +37,7 @@ from hooked_ssm.tasks import PAPER_TASKS
 AXES = ("architecture", "d_model", "n_layers", "lr", "seed", "task")
 SECTIONS = ("model", "train", "train_task", "evaluate")
 NAMED = ("tasks", "variants")
-ENTRIES = ("name", "about", "grid", *NAMED, *SECTIONS)
+ENTRIES = ("grid", *NAMED, *SECTIONS)
 
 
 class _Loader(yaml.SafeLoader):

@@ -24,8 +24,8 @@ def test_without_ray_the_remedy_is_named(monkeypatch):
 
 
 def test_a_negative_share_of_a_gpu_is_refused():
-    with pytest.raises(ConfigError, match="gpus=-1"):
-        RayExecutor(gpus=-1)
+    with pytest.raises(ConfigError, match="gpus=-1.0"):
+        RayExecutor(gpus=-1.0)
 
 
 def test_twelve_runs_one_of_them_killed(tmp_path):

@@ -1,0 +1,161 @@
+"""The table, the choice of learning rates, the figures and the page, from made-up results."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from hooked_ssm.errors import CheckpointError, ConfigError, ShapeError
+from hooked_ssm.plots import (
+    accuracy_by_variant,
+    accuracy_by_width,
+    attribution_boxes,
+    dev_against_test,
+    theme,
+)
+from hooked_ssm.sweeps import (
+    RunFolder,
+    best_over_lr,
+    parse_sweep,
+    results_table,
+    sweep_page,
+    write_report,
+)
+from tests.plots.pages import Page
+from tests.sweeps.tiny import SWEEP
+
+CONTENT = {
+    **SWEEP,
+    "variants": {"conv 0": {"model": {"options": {"d_conv": 0}}}},
+    "grid": [
+        {
+            **SWEEP["grid"],
+            "architecture": ["attention", "mamba"],
+            "d_model": [8, 16],
+            "n_layers": 2,
+            "seed": [0, 1],
+        },
+        {**SWEEP["grid"], "architecture": "mamba", "n_layers": 2, "variant": "conv 0"},
+    ],
+}
+
+
+def accuracy_of(spec) -> float:
+    """Make up an accuracy: a larger width, and lr 0.01 but for attention, is better."""
+    good_lr = 1e-3 if spec.model["architecture"] == "attention" else 1e-2
+    return 0.4 + 0.02 * spec.model["d_model"] - 0.2 * (spec.train["lr"] != good_lr)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of made-up results, in which one run failed and one was not started."""
+    specs = parse_sweep(CONTENT)
+    for i, spec in enumerate(specs[:-1]):
+        run = RunFolder.of(tmp_path, spec)
+        run.path.mkdir()
+        run.begin(spec)
+        if i == 0:
+            run.fail(ValueError("the loss of step 3 is nan </script>"))
+            continue
+        accuracy = accuracy_of(spec) + 0.1 * spec.model["seed"]
+        induction = float(spec.model["architecture"] == "attention")
+        result = {
+            "accuracy": accuracy,
+            "dev_accuracy": accuracy + 0.01,
+            "chance": 0.5,
+            "attribution": {"key": 1 - induction, "query": 0.0, "value": induction},
+            "attribution_error": {"key": 0.01, "query": None, "value": 0.01},
+            "mechanism": "induction" if induction else "direct retrieval",
+            "timing": None if induction else "late",
+            "loss": 1.0,
+            "steps": 2,
+            "seconds": 0.5,
+        }
+        run.finish(result, pd.DataFrame({"site": ["resid_pre"]}))
+    return tmp_path
+
+
+def test_the_table_has_a_row_per_run_and_says_what_is_missing(folder):
+    table = results_table(folder)
+    assert len(table) == 17
+    assert table["state"].value_counts().to_dict() == {"complete": 16, "failed": 1}
+    failed = table[table["state"] == "failed"].iloc[0]
+    assert failed["reason"] == "ValueError: the loss of step 3 is nan </script>"
+    assert pd.isna(failed["accuracy"])
+    mamba = table[(table["architecture"] == "mamba") & (table["state"] == "complete")]
+    assert set(mamba["attribution_key"]) == {1.0} and set(mamba["timing"]) == {"late"}
+    assert mamba["attribution_error_query"].isna().all()
+    with pytest.raises(CheckpointError, match="holds no runs"):
+        results_table(folder / "nothing")
+
+
+def test_the_best_learning_rate_of_a_cell_has_the_highest_mean_on_dev():
+    cell = {"task": "t", "variant": "", "n_layers": 2, "d_model": 8, "state": "complete"}
+    rows = [
+        {"architecture": "a", "lr": 0.1, "seed": 0, "dev_accuracy": 1.0, "accuracy": 0.1},
+        {"architecture": "a", "lr": 0.1, "seed": 1, "dev_accuracy": 0.0, "accuracy": 0.2},
+        {"architecture": "a", "lr": 0.2, "seed": 0, "dev_accuracy": 0.6, "accuracy": 0.3},
+        {"architecture": "a", "lr": 0.2, "seed": 1, "dev_accuracy": 0.6, "accuracy": 0.4},
+        {"architecture": "b", "lr": 0.2, "seed": 0, "dev_accuracy": 0.5, "accuracy": 0.5},
+        {"architecture": "b", "lr": 0.1, "seed": 0, "dev_accuracy": 0.5, "accuracy": 0.6},
+    ]
+    best = best_over_lr(pd.DataFrame([{**cell, **row} for row in rows]))
+    assert best["accuracy"].tolist() == [0.3, 0.4, 0.6]
+
+
+def test_accuracy_by_width_has_a_point_per_width_and_a_bar_over_seeds(folder):
+    best = best_over_lr(results_table(folder))
+    fig = accuracy_by_width(best[best["variant"] == ""])
+    mamba = next(trace for trace in fig.data if trace.name == "mamba")
+    assert list(mamba.x) == [8, 16]
+    assert list(mamba.y) == pytest.approx([0.61, 0.77])
+    assert list(mamba.error_y.array) == pytest.approx([0.05, 0.05])
+    assert mamba.line.color == theme.ARCHITECTURE_COLOURS["mamba"]
+    assert "chance 50.0%" in [a.text for a in fig.layout.annotations]
+    layers = accuracy_by_width(pd.concat([best, best.assign(n_layers=1)]))
+    assert {"mamba, 1 layer", "mamba, 2 layers"} <= {trace.name for trace in layers.data}
+
+
+def test_variants_boxes_and_dev_against_test(folder):
+    best = best_over_lr(results_table(folder))
+    mamba = accuracy_by_variant(best[best["architecture"] == "mamba"])
+    assert [trace.name for trace in mamba.data] == ["d_model 8", "d_model 16"]
+    assert list(mamba.data[0].x) == ["as is", "conv 0"]
+    boxes = attribution_boxes(best)
+    assert [box.name for box in boxes.data] == ["@ Key", "@ Query", "@ Value"]
+    assert boxes.layout.yaxis.range == (-0.5, 1.5)
+    scatter = dev_against_test(best)
+    assert all((t.x - t.y).max() == pytest.approx(0.01) for t in scatter.data)
+
+
+@pytest.mark.parametrize(
+    "draw", [accuracy_by_width, accuracy_by_variant, attribution_boxes, dev_against_test]
+)
+def test_figures_name_what_is_missing(folder, draw):
+    table = results_table(folder)
+    with pytest.raises(ShapeError, match="no rows"):
+        draw(table[:0])
+    with pytest.raises(ConfigError, match="has no column 'accuracy'|'attribution_key'"):
+        draw(table.drop(columns=["accuracy", "attribution_key"]))
+
+
+def test_the_report_is_one_offline_page_with_its_table_beside_it(folder, tmp_path):
+    out = tmp_path / "out" / "report.html"
+    page_file, csv, parquet = write_report(folder, out, command="hooked-ssm report")
+    page = Page(page_file.read_text())
+    assert page.external() == []
+    text = " ".join(page.text)
+    for words in ("17 runs: 16 complete, 1 failed", "Task tiny", "nan </script>", "d=16"):
+        assert words in text
+    assert page_file.read_text().count("Plotly.newPlot(") >= 5
+    table = results_table(folder)
+    pd.testing.assert_frame_equal(pd.read_parquet(parquet), table)
+    assert len(pd.read_csv(csv)) == len(table)
+    with pytest.raises(ConfigError, match=r"ends in \.html"):
+        write_report(folder, tmp_path / "report")
+
+
+def test_a_page_of_a_sweep_that_has_just_started(folder):
+    table = results_table(folder)
+    page = Page(sweep_page(table[table["state"] == "failed"]))
+    assert "1 runs: 1 failed." in " ".join(page.text)
