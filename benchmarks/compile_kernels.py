@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from hooked_ssm.ops.diagonal_ssm.triton import diagonal_ssm_triton
 from hooked_ssm.ops.matrix_state_triton import matrix_state_scan
 from hooked_ssm.ops.selective_scan.triton import selective_scan_triton
 from hooked_ssm.ops.short_conv.triton import short_conv_triton
@@ -104,6 +105,15 @@ def _matrix_state(
     _both_ways(lambda: matrix_state_scan(q, v=v, **tensors, return_states=[3, 77]))
 
 
+def _diagonal_ssm(core: torch.dtype, sizes: tuple[int, ...], modes: int) -> None:
+    """sizes: channels, inner axes."""
+    complex_core = torch.complex64 if core == torch.float32 else torch.complex128
+    u = meta(2, 1024, *sizes, dtype=core)
+    dA, dB, C = (meta(sizes[0], modes, dtype=complex_core) for _ in range(3))
+    start = meta(2, *sizes, modes, dtype=complex_core)
+    _both_ways(lambda: diagonal_ssm_triton(u, dA, dB, C, start, [3, 77]))
+
+
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 
 CASES: dict[str, Callable[[], None]] = {
@@ -121,6 +131,9 @@ CASES: dict[str, Callable[[], None]] = {
     "delta_rule-gated": lambda: _matrix_state(F32, F32, (6, 6, 256, 512), "q v beta", "head"),
     "prediction_error": lambda: _matrix_state(F32, F32, (8, 8, 128, 128), "v beta", "head"),
     "delta_rule_from_writes": lambda: _matrix_state(F32, F32, (2, 2, 64, 64), "beta write", "head"),
+    "diagonal_ssm": lambda: _diagonal_ssm(F32, (768,), 32),
+    "diagonal_ssm-heads": lambda: _diagonal_ssm(F32, (8, 64, 64), 32),
+    "diagonal_ssm-float64": lambda: _diagonal_ssm(F64, (8, 16, 16), 32),
 }
 
 

@@ -25,7 +25,12 @@ from hooked_ssm.ops.diagonal_ssm.reference import diagonal_ssm_reference
 from hooked_ssm.ops.dispatch import Backends, Impl
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 
-BACKENDS = Backends("diagonal_ssm", diagonal_ssm_reference, diagonal_ssm_cpu)
+BACKENDS = Backends(
+    "diagonal_ssm",
+    diagonal_ssm_reference,
+    diagonal_ssm_cpu,
+    "hooked_ssm.ops.diagonal_ssm.triton:diagonal_ssm_triton",
+)
 
 
 def diagonal_ssm(
@@ -53,7 +58,7 @@ def diagonal_ssm(
         input is of double precision). [batch, wanted, channel, *inner, mode]
     Raises:
         ShapeError: Shapes that do not fit.
-        KernelUnavailableError: impl="triton"; there is no kernel yet.
+        KernelUnavailableError: impl="triton" where it cannot run.
     Source: Fu et al. 2023, "Hungry Hungry Hippos"; Gu et al. 2022, S4D.
     """
     if u.ndim < 3:

@@ -40,6 +40,8 @@ def test_every_kernel_compiles_for_both_machines(tmp_path):
         "short_conv_bwd_weight_kernel",
         "matrix_state_fwd_kernel",
         "matrix_state_bwd_kernel",
+        "diagonal_ssm_fwd_kernel",
+        "diagonal_ssm_bwd_kernel",
     }
     for row in compiled:
         assert row["cubin_bytes"] > 1000, row
