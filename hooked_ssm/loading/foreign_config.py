@@ -137,7 +137,7 @@ def _mamba2(config: Any) -> dict[str, Any]:
     return _stack_of(layer, config)
 
 
-def _dt_limit(limits: Sequence[float | str]) -> list[float] | None:
+def _dt_limit(limits: Sequence[float | int | str]) -> list[float] | None:
     """Limits of the step size, None if they limit nothing; finite, so that JSON can hold them."""
     low, high = map(float, limits)
     return None if low <= 0 and high == math.inf else [low, min(high, LARGEST)]

@@ -250,7 +250,6 @@ def test_fresh_tokens_are_uniform():
         ({"layout": "repeat"}, "did you mean 'repeats'"),
         ({"holdout": 1.0}, "0 <= it < 1"),
         ({"num_queries": 0}, "num_queries must be >= 1"),
-        ({"num_queries": 9}, "use layout='repeats'"),
     ],
 )
 def test_bad_settings_are_refused(options, message, as_shipped):
@@ -263,3 +262,15 @@ def test_corruption_without_a_fresh_token_is_refused():
     batch = task.sample(4, generator=generator())
     with pytest.raises(TaskError, match="4 documents hold all 8 tokens"):
         task.corrupt(batch, "query_item_orig", generator=generator())
+
+
+def test_more_queries_than_pairs_ask_each_once_before_any_again():
+    task = AssociativeRecall(num_kv=16, num_pairs=3, num_queries=8)
+    batch = task.sample(64, "train", generator=torch.Generator().manual_seed(0))
+    asked = batch.tokens[:, 2 + 2 * 3 : -1 : 2]
+    assert asked.shape == (64, 8)
+    assert all(len(set(row[:3])) == 3 for row in asked.tolist())
+    assert all(set(row) == set(row[:3]) for row in asked.tolist())
+    assert (
+        len({tuple(row[3:]) for row in (asked == asked[:, :1]).tolist()}) > 8
+    )  # in no fixed order
