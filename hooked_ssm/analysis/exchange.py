@@ -38,7 +38,9 @@ class Rows(NamedTuple):
     head: Tensor | None
 
     def part(self, first: int, stop: int) -> Rows:
-        return Rows(*(None if x is None else x[first:stop] for x in self))
+        cut = slice(first, stop)
+        head = None if self.head is None else self.head[cut]
+        return Rows(self.cell[cut], self.document[cut], self.at[cut], head)
 
 
 class Exchange(ABC):
@@ -159,6 +161,8 @@ def make_exchange(
     if not site.per_position:
         return AlongAxis(site.hook, spec, base[site.hook], source[site.hook], by_head)
     prefix = len(site.hook) + 1
-    runs = ({int(n[prefix:]): v for n, v in run.items() if n[:prefix] == f"{site.hook}."}
-            for run in (base, source))  # fmt: skip
-    return PerPosition(site.hook, spec, *runs, by_head=by_head)
+
+    def by_position(run: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        return {int(n[prefix:]): v for n, v in run.items() if n[:prefix] == f"{site.hook}."}
+
+    return PerPosition(site.hook, spec, by_position(base), by_position(source), by_head=by_head)

@@ -134,7 +134,8 @@ def named_metrics(metric: Metrics, documents: int) -> dict[str, MetricFunction]:
     if isinstance(metric, Mapping):
         named = dict(metric)
     else:
-        named = {getattr(metric, "name", None) or getattr(metric, "__name__", "metric"): metric}
+        own = getattr(metric, "name", None) or getattr(metric, "__name__", "metric")
+        named = {str(own): metric}
     if not named or not all(callable(function) for function in named.values()):
         raise ConfigError(
             f"metric is {metric!r}; allowed: a function of logits [batch, d_vocab] that returns "

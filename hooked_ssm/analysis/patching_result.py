@@ -70,7 +70,8 @@ class ActivationPatching:
         """
         found, which = self._site(site), self._metric(metric)
         axes = ["layer", "pos", *(["head"] if found.heads else [])]
-        labels = [found.layers, self.positions, *([found.heads] if found.heads else [])]
+        labels: list[Sequence[Any]] = [found.layers, self.positions]
+        labels += [found.heads] if found.heads else []
         return PatchingResult(
             values=found.values[which],
             axis_names=axes,

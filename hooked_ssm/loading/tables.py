@@ -96,14 +96,14 @@ def _zoology_hyena(options: Any) -> MixerPaths:
     )
 
 
-FLA = {
+FLA: dict[str, str | Part] = {
     **{f"conv.{name}": Part(f"{name}_conv1d", depthwise) for name in "qkv"},
     "gate_proj": "g_proj",
     "out_proj": "o_proj",
 }
-DELTA_NET = {**FLA, "beta_proj": "b_proj", "norm": "o_norm"}
-GATED_DELTA_NET = {**DELTA_NET, "decay_proj": "a_proj"}
-GLA = {
+DELTA_NET: dict[str, str | Part] = {**FLA, "beta_proj": "b_proj", "norm": "o_norm"}
+GATED_DELTA_NET: dict[str, str | Part] = {**DELTA_NET, "decay_proj": "a_proj"}
+GLA: dict[str, str | Part] = {
     **FLA,
     "decay_down": "gk_proj.0",
     "decay_up": "gk_proj.1",

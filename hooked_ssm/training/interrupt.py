@@ -17,7 +17,7 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
     """
     came = False
 
-    def note(signal_number, frame) -> None:
+    def note(signal_number: int, frame: object) -> None:
         nonlocal came
         if came:
             raise KeyboardInterrupt
