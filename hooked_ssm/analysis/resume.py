@@ -63,7 +63,7 @@ class Resumable:
         self._leaving: Tensor | None = None
         self.entering: list[Tensor] = []
         embedded = model(tokens[:, : self.length], stop_at_layer=0, attention_mask=self._mask)
-        segment = self._segment(0, self.length)
+        segment = self.segment(0, self.length)
         self.logits: Float[Tensor, "batch d_vocab"] = self._through(
             embedded, 0, segment, read_at[:, None], keep=True
         )
@@ -88,7 +88,7 @@ class Resumable:
         """What all layers carry on of one document, half way through (keys and values grow)."""
         half = max(1, self.length // 2)
         one = torch.zeros(1, dtype=torch.long, device=self.read_at.device)
-        carried = self._carry_on(self._segment(0, half, one), None, one)
+        carried = self._carry_on(self.segment(0, half, one), None, one)
         return sum(value.nbytes for layer in carried for value in layer.values())
 
     def activations(
@@ -97,14 +97,14 @@ class Resumable:
         """Run one layer alone, with hooks if any, and return what its hook points saw."""
         cache, caching, _ = self.model.get_caching_hooks(list(names))
         with self.model.hooks(fwd_hooks=[*hooks, *caching]):
-            self.model.blocks[layer](self.entering[layer].clone(), self._segment(0, self.length))
+            self.model.blocks[layer](self.entering[layer].clone(), self.segment(0, self.length))
         return cache
 
     def leaving(self, documents: Int[Tensor, " row"]) -> Float[Tensor, "row pos d_model"]:
         """Return the residual stream that leaves the last layer."""
         if self._leaving is None:
             last = len(self.model.blocks) - 1
-            segment = self._segment(0, self.length)
+            segment = self.segment(0, self.length)
             self._leaving, _ = self.model.blocks[last](self.entering[last].clone(), segment)
         return self._leaving[documents]
 
@@ -121,7 +121,7 @@ class Resumable:
         """
         read = self.read_at[documents]
         stop = int(read.max()) + 1
-        segment = self._segment(start, stop, documents)
+        segment = self.segment(start, stop, documents)
         past = _no_past if start == 0 else self._past_of(start, documents)
         resid = self.entering[layer][documents, start:stop]
         with self.model.hooks(fwd_hooks=hooks):
@@ -147,7 +147,8 @@ class Resumable:
             resid, _ = model.blocks[layer](resid, segment, past(layer), only_at)
         return model.logits_at(model.ln_final(resid), None if early else read)[:, 0]
 
-    def _segment(self, start: int, stop: int, rows: Tensor | None = None) -> Segment:
+    def segment(self, start: int, stop: int, rows: Tensor | None = None) -> Segment:
+        """Where some documents' tokens from `start` up to `stop` stand."""
         if self._mask is None:
             positions = torch.arange(start, stop, device=self.read_at.device)[None]
             return Segment(start, stop - start, positions)
@@ -166,7 +167,7 @@ class Resumable:
             for first in range(0, self.length - self.stride, self.stride):
                 stop = first + self.stride
                 before = self._pasts.get(first)
-                self._pasts[stop] = self._carry_on(self._segment(first, stop), before)
+                self._pasts[stop] = self._carry_on(self.segment(first, stop), before)
         return self._pasts[start]
 
     def _carry_on(
