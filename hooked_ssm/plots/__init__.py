@@ -13,6 +13,7 @@ from hooked_ssm.plots.patching import patching_heatmap
 from hooked_ssm.plots.pattern import pattern
 from hooked_ssm.plots.report import Section, report_page
 from hooked_ssm.plots.save import save
+from hooked_ssm.plots.scores import loss_by_position, score_bars
 from hooked_ssm.plots.sites import site_restoration
 from hooked_ssm.plots.sweep import (
     accuracy_by_variant,
@@ -35,12 +36,14 @@ __all__ = [
     "attribution_boxes",
     "dev_against_test",
     "heatmap",
+    "loss_by_position",
     "loss_curve",
     "mechanism_scatter",
     "patching_heatmap",
     "pattern",
     "report_page",
     "save",
+    "score_bars",
     "site_restoration",
     "to_numpy",
 ]
