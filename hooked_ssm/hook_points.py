@@ -16,7 +16,8 @@ class SpecHookPoint(HookPoint):
     """A transformer-lens HookPoint with its `HookSpec`.
 
     Where a gradient is recorded, hooks get a copy: autograd may have kept the activation itself
-    for the backward pass, and an edit in place would then make that pass fail.
+    for the backward pass, and an edit in place would then make that pass fail. Hooks marked
+    `only_reads`, as caches are, need none.
     """
 
     spec: HookSpec
@@ -28,13 +29,23 @@ class SpecHookPoint(HookPoint):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, or a copy of it for the hooks that follow."""
-        copied = self.listened and x.requires_grad and torch.is_grad_enabled()
-        return x.clone() if copied else x
+        recorded = x.requires_grad and torch.is_grad_enabled()
+        return x.clone() if recorded and self.listened and not self.only_read else x
 
     @property
     def listened(self) -> bool:
         """Whether any hook, forward or backward, is attached."""
         return bool(self._forward_hooks or self._backward_hooks or self._forward_pre_hooks)
+
+    @property
+    def only_read(self) -> bool:
+        """Whether all who listen just read: none edits the value or differentiates by it."""
+        hooks = self.fwd_hooks
+        return (
+            not (self._backward_hooks or self._forward_pre_hooks)
+            and len(hooks) == len(self._forward_hooks)
+            and all(getattr(hook.user_hook, "only_reads", False) for hook in hooks)
+        )
 
     def visit(self, make: Callable[[], Tensor]) -> Tensor | None:
         """Compute and pass on a heavy activation, only if somebody listens; else return None."""
@@ -50,6 +61,8 @@ def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:
     """
     if not hook.listened:
         return value, False
+    if hook.only_read:
+        return hook(value), False
     countable = not value.is_inference()
     before = value._version if countable else None
     result = hook(value)

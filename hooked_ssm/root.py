@@ -217,7 +217,7 @@ class HookRoot(HookedRootModule, ABC):
     ) -> tuple[dict[str, Tensor], list[NamedHook], list[NamedHook]]:
         """Return a dict and the hooks that fill it; arguments as in `run_with_cache`."""
         cache = {} if cache is None else cache
-        chosen = Slice.unwrap(pos_slice)
+        chosen = Slice.unwrap(pos_slice)  # type: ignore[arg-type]
 
         def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
             spec: HookSpec = hook.spec  # type: ignore[assignment]
@@ -229,8 +229,10 @@ class HookRoot(HookedRootModule, ABC):
             cache[f"{hook.name}{suffix}"] = _copy(value, device)
 
         names = [str(point.name) for point in self._matching(names_filter)]
-        fwd = [(name, functools.partial(save, suffix="")) for name in names]
-        bwd = [(name, functools.partial(save, suffix="_grad")) for name in names]
+        save_value, save_gradient = (functools.partial(save, suffix=s) for s in ("", "_grad"))
+        save_value.only_reads = True  # type: ignore[attr-defined]
+        fwd = [(name, save_value) for name in names]
+        bwd = [(name, save_gradient) for name in names]
         return cache, fwd, bwd if incl_bwd else []  # type: ignore[return-value]
 
     def add_caching_hooks(  # type: ignore[override]

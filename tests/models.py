@@ -31,15 +31,17 @@ def _small(mixer: str, **settings: Any) -> dict[str, Any]:
 
 def _variants() -> dict[str, list[dict[str, Any]]]:
     found = {name: [_small(name), _small(name)] for name in MIXERS}
-    for width in (0, 1, 2):
-        found[f"mamba-conv{width}"] = [_small("mamba", d_conv=width)] * 2
-    found["mamba-state1"] = [_small("mamba", d_state=1)] * 2
-    found["mamba-normed-bias"] = [_small("mamba", norm_eps=1e-6, bias=True, conv_bias=False)] * 2
+    found["mamba-conv0"] = [_small("mamba", d_conv=0)] * 2
+    found["mamba-conv1-state1"] = [_small("mamba", d_conv=1, d_state=1)] * 2
+    normed = {"norm_eps": 1e-6, "bias": True, "conv_bias": False}
+    found["mamba-conv2-normed"] = [_small("mamba", d_conv=2, **normed)] * 2
     found["base_conv-long"] = [{"mixer": "base_conv", "kernel_size": "long"}] * 2
     found["base_conv-act"] = [{"mixer": "base_conv", "kernel_size": 1, "act": True}] * 2
-    found["attention-rotary"] = [{"mixer": "attention", "rotary": True, "rotary_dim": 4}] * 2
     found["attention-2heads"] = [{"mixer": "attention", "n_heads": 2, "qkv_bias": True}] * 2
-    found["attention-gqa"] = [{"mixer": "attention", "n_heads": 4, "n_kv_heads": 2}] * 2
+    grouped = {"n_heads": 4, "n_kv_heads": 2, "d_head": 4}
+    found["attention-rotary-gqa"] = [
+        {"mixer": "attention", "rotary": True, "rotary_dim": 2, **grouped}
+    ] * 2
     found["based-2heads"] = [_small("based", n_heads=2)] * 2
     found["mixed"] = [_small(name) for name in MIXERS]
     return found

@@ -106,7 +106,7 @@ def test_a_cached_value_is_what_flowed_and_never_changes(name):
 @pytest.mark.parametrize("name", ONE_KIND)
 def test_edits_in_place_reach_nothing_but_what_follows(name):
     """No view of anything else is edited along: not parameters, not what an earlier hook saw."""
-    model, ids = tiny(name, layers=1), tokens()
+    model, ids = tiny(name, layers=1, dtype=torch.float64), tokens()
     before = {n: p.clone() for n, p in model.state_dict().items()}
     names = hook_names(model)
     _, clean = model.run_with_cache(ids, names_filter=names)
@@ -119,7 +119,7 @@ def test_edits_in_place_reach_nothing_but_what_follows(name):
         with torch.no_grad(), model.hooks([(n, blank)]):
             _, cache = model.run_with_cache(ids, names_filter=seen)
         for earlier in seen:
-            assert_near(f"{n} reached back to {earlier}", cache[earlier], clean[earlier], 1e-6)
+            assert_near(f"{n} reached back to {earlier}", cache[earlier], clean[earlier], 1e-11)
     for n, p in model.state_dict().items():
         assert torch.equal(p, before[n]), n
 
@@ -137,7 +137,7 @@ def test_later_runs_leave_a_cache_alone():
     _, cache = model.run_with_cache(ids, names_filter=lambda n: True)
     sums = {n: value.double().nan_to_num(neginf=0).abs().sum() for n, value in cache.items()}
     with torch.no_grad():
-        for n in cache:
+        for n in list(cache)[::5]:
             model.run_with_hooks(ids, fwd_hooks=[(n, lambda v, hook: cache[hook.name])])
             model.run_with_hooks(tokens(seed=4), fwd_hooks=[(n, blank)])
     for n, value in cache.items():

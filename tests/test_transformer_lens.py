@@ -13,7 +13,7 @@ from transformer_lens.tools import analysis
 from hooked_ssm import HookedModel, ModelConfig
 from tests.models import D_VOCAB, LENGTH, MODELS, tiny, tokens
 
-WITH_HEADS = ["attention", "attention-2heads", "attention-rotary", "based", "based-2heads"]
+WITH_HEADS = ["attention", "attention-2heads", "based", "based-2heads"]
 
 
 @pytest.fixture(scope="module")
