@@ -207,4 +207,4 @@ def _need_batch(hook: HookPoint) -> None:
 
 
 def _spec(hook: HookPoint) -> HookSpec:
-    return hook.spec  # type: ignore[attr-defined]
+    return hook.spec  # type: ignore[return-value]

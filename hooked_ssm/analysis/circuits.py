@@ -282,4 +282,4 @@ def _norm(model: HookedModel, node: Node) -> torch.nn.Module:
     if node.layer is None:
         return model.ln_final
     block = model.blocks[node.layer]
-    return block.ln1 if node.word == "mixer_in" else block.ln2
+    return block.ln1 if node.word == "mixer_in" else block.ln2  # type: ignore[return-value]

@@ -106,7 +106,7 @@ def logit_attribution(
         if f"blocks.{layer}.hook_mlp_out" in outs:
             parts[f"mlp {layer}"] = cache[f"blocks.{layer}.hook_mlp_out"]
     directions, bias = _directions(model, answers, wrong)
-    values = _project(model, cache, list(parts.values()), directions, read_at)
+    values = _project(model, cache, list(parts.values()), directions, read_at)  # type: ignore[arg-type]
     return LogitAttribution(list(parts), values, bias, curvature)
 
 
@@ -128,7 +128,7 @@ def logit_lens(
     _, cache = model.run_with_cache(
         tokens, names_filter=names, return_type=None, attention_mask=attention_mask
     )
-    streams = cache.accumulated_resid(layer=-1)
+    streams: Tensor = cache.accumulated_resid(layer=-1)  # type: ignore[union-attr,assignment]
     documents = torch.arange(len(tokens), device=tokens.device)
     return model.logits_at(model.ln_final(streams[:, documents, read_at]))
 

@@ -154,7 +154,8 @@ def path_patching(
         raise ConfigError(unknown("direction", direction, get_args(Direction)))
     metrics = named_metrics(metric, len(clean))
     columns = make_columns(positions, clean)
-    chosen = all_edges(model) if edges is None else [check_edge(model, Edge(*e)) for e in edges]
+    given = None if edges is None else [check_edge(model, Edge(*pair)) for pair in edges]  # type: ignore[arg-type]
+    chosen = all_edges(model) if given is None else given
     if not chosen:
         raise ConfigError("edges is empty; leave it None for all of them")
     read_at = read_positions(clean, read_at)
@@ -163,12 +164,12 @@ def path_patching(
     model.eval()
     try:
         paths = _Paths(model, base, source, read_at, attention_mask, max_batch)
-        before = [measure(metrics, run.logits) for run in (paths.base, paths.source)]
+        start, goal = (measure(metrics, run.logits) for run in (paths.base, paths.source))
         rows = list(columns.values())
         values = paths.values(chosen, rows, metrics)
     finally:
         model.train(was_training)
-    return PathPatching(values, chosen, list(columns), list(metrics), *before, direction)
+    return PathPatching(values, chosen, list(columns), list(metrics), start, goal, direction)
 
 
 class _Paths:
@@ -224,7 +225,7 @@ class _Paths:
         by_head = sender.head is not None
         exchange = make_exchange(site, spec, both[0], both[1], by_head)
         documents = torch.arange(batch, device=plain.device)
-        head = torch.full_like(documents, sender.head) if by_head else None
+        head = torch.full_like(documents, sender.head or 0) if by_head else None
         found = []
         for at in columns:
             kept = at.view(batch, -1).clamp(max=length - 1)

@@ -84,6 +84,7 @@ def _plan(model: HookedModel, word: str, layers: Sequence[int] | None, heads: He
 def make_columns(positions: Positions, tokens: Tensor) -> dict[str | int, Tensor]:
     """What is swept along the sequence, by label. [batch] or, for "all", [batch, pos]"""
     batch, length = tokens.shape
+    columns: dict[str | int, Tensor]
     if isinstance(positions, Mapping):
         for name, at in positions.items():
             if at.shape != (batch,) or not bool(((at >= 0) & (at < length)).all()):
