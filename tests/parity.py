@@ -35,7 +35,7 @@ class Fixture:
     @cached_property
     def _read(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         with safe_open(FOLDER / f"{self.name}.safetensors", "pt") as file:
-            return file.metadata(), {key: file.get_tensor(key) for key in file.keys()}
+            return file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     @property
     def config(self) -> dict:
