@@ -118,12 +118,7 @@ def _runs(content: Mapping[str, Any], grid: Mapping[str, Any]) -> Iterator[RunSp
     axes = [_listed(values[axis]) for axis in (*AXES, "variant")]
     for architecture, d_model, n_layers, lr, seed, task, variant in itertools.product(*axes):
         name, spec = _task(task, content)
-        parts = {}
-        for section in SECTIONS:
-            layers = (content, grid, _variant(variant, content))
-            parts[section] = {}
-            for layer in layers:
-                parts[section] |= _mapping(layer.get(section, {}), section)
+        parts = _sections(content, grid, _variant(variant, content))
         sizes = {"architecture": architecture, "d_model": d_model, "n_layers": n_layers}
         yield RunSpec(
             model={**sizes, "seed": seed, **parts["model"]},
@@ -134,6 +129,16 @@ def _runs(content: Mapping[str, Any], grid: Mapping[str, Any]) -> Iterator[RunSp
             task_name=name,
             variant=str(variant),
         )
+
+
+def _sections(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return every section with the entries of all layers; those of later layers win."""
+    parts: dict[str, dict[str, Any]] = {}
+    for section in SECTIONS:
+        parts[section] = {}
+        for layer in layers:
+            parts[section].update(_mapping(layer.get(section, {}), section))
+    return parts
 
 
 def _task(name: Any, content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -114,10 +114,9 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path, undisturbed):
         sweep = subprocess.Popen([*map(str, command), "1"], stdout=log, stderr=log)
     run = RunFolder.of(out, long)
     wait_until(lambda: run.steps_done() > 10 or sweep.poll() is not None)
-    worker = run.holder()["pid"]
     sweep.kill()
     sweep.wait()
-    wait_until(lambda: not is_alive(worker))  # it wrote a checkpoint and left
+    wait_until(lambda: is_free(run))  # its process wrote a checkpoint and left
     complete = {path.parent: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
     assert len(complete) == 2 and 10 < run.steps_done() < 200
     result = CliRunner().invoke(cli.app, ["sweep", str(file), "--out", str(out)])
@@ -166,14 +165,13 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_no_process(tmp_path):
         def wait(self, seconds):
             run = RunFolder.of(tmp_path, spec)
             wait_until(lambda: run.steps_done() > 10)
-            self.worker = run.holder()["pid"]
             raise KeyboardInterrupt
 
     spec, executor = one_run(**LONG), Interrupted(1)
     with pytest.raises(KeyboardInterrupt):
         run_sweep([spec], tmp_path, executor=executor, progress=False)
-    assert not is_alive(executor.worker)
     run = RunFolder.of(tmp_path, spec)
+    assert is_free(run) and executor.running == []
     assert list(run.training.glob("checkpoints/step-*")) and not run.is_complete
     assert json.loads((run.training / "result.json").read_text())["interrupted"]
     assert results_table(tmp_path)["state"].tolist() == ["unfinished"]
@@ -211,9 +209,6 @@ def hold(folder: Path) -> None:
         time.sleep(600)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def is_free(run: RunFolder) -> bool:
+    with run.locked() as held:
+        return held

@@ -62,7 +62,7 @@ def attempts(folder: Path, spec: RunSpec) -> int:
     return RunFolder.of(folder, spec).log.read_text().count("training from step")
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Return as soon as the condition holds.
 
     Raises:
