@@ -63,6 +63,7 @@ def look(mixer: Mixer, x: Tensor, *names: str, **kwargs) -> dict[str, Tensor]:
     def keep(value: Tensor, hook) -> None:
         seen[hook.name] = value.detach().clone()
 
+    keep.only_reads = True  # as caches say of themselves
     hooks = {**{name: keep for name in names}, **kwargs.pop("hooks", {})}
     seen["out"], seen["carried"] = call(mixer, x, hooks, **kwargs)
     return seen
