@@ -1,0 +1,80 @@
+"""Every notebook runs from the top, draws its figures, and is committed with them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+FIGURES = {"application/vnd.plotly.v1+json", "image/png"}
+LARGEST = 600_000  # bytes that a code host renders at once
+DRAWS = re.compile(r"\bplots\.\w+\(|\.(heatmap|plot)\(|\bfigure\.")
+
+
+def load_execute() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def drawing_cells(notebook) -> list[str]:
+    """Sources of the cells whose last expression is a figure."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return [source for source in code if DRAWS.search(source)]
+
+
+def cells_with_figures(notebook) -> list[str]:
+    return [
+        cell.source
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        and any(FIGURES & set(output.get("data", {})) for output in cell.outputs)
+    ]
+
+
+def test_there_are_notebooks():
+    assert len(NOTEBOOKS) >= 8
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs_and_draws(path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PLOTLY_RENDERER", raising=False)
+    notebook = load_execute().execute(path)  # raises where a cell fails
+    assert drawing_cells(notebook), "a notebook shows at least one figure"
+    assert cells_with_figures(notebook) == drawing_cells(notebook)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_is_committed_with_its_outputs(path):
+    """Made by `python notebooks/execute.py`: run once from the top, figures as pictures."""
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert not any(output.output_type == "error" for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs)
+    assert cells_with_figures(notebook) == drawing_cells(notebook)
+    assert path.stat().st_size < LARGEST
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
+    text = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells)
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (path.parent / target).exists(), target
+    for target in re.findall(r"from_pretrained\(\"(checkpoints/[^\"]+)\"\)", text):
+        assert (path.parent / target / "model.safetensors").is_file(), target
