@@ -128,7 +128,8 @@ def matrix_state_fwd_kernel(
             kept_at = (item.to(tl.int64) * chunks + chunk) * BLOCK_F * BLOCK_D
             tl.store(checkpoints_ptr + kept_at + tile, state)
         first = chunk * CHUNK
-        for t in range(first, tl.minimum(first + CHUNK, length)):
+        stop = tl.minimum(first + CHUNK, length)
+        for t in tl.range(first, stop, num_stages=4):  # loads run three tokens ahead
             row = (b * length + t) * heads + head
             shared = ((b * length + t) * groups + group) * features
             k, v, beta, decay, write = _token(
@@ -225,7 +226,7 @@ def matrix_state_bwd_kernel(
             checkpoints_ptr + (item.to(tl.int64) * chunks + chunk) * BLOCK_F * BLOCK_D + tile
         )
         tl.debug_barrier()  # the chunk after this one has been read
-        for i in range(0, tokens):
+        for i in tl.range(0, tokens, num_stages=4):
             tl.store(scratch_ptr + i * BLOCK_F * BLOCK_D + tile, state)
             at = b * length + first + i
             k, v, beta, decay, write = _token(

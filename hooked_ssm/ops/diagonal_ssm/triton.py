@@ -92,7 +92,8 @@ def diagonal_ssm_fwd_kernel(
             tl.store(checkpoints_ptr + kept, real)
             tl.store(checkpoints_ptr + kept + BLOCK_W * BLOCK_M, imaginary)
         first = chunk * CHUNK
-        for t in range(first, tl.minimum(first + CHUNK, length)):
+        stop = tl.minimum(first + CHUNK, length)
+        for t in tl.range(first, stop, num_stages=4):  # loads run three tokens ahead
             row = ((b * length + t) * channels + c) * inner + w
             u = tl.load(u_ptr + row, mask=on_w, other=0.0)
             real, imaginary = _step(real, imaginary, u, dA_r, dA_i, dB_r, dB_i)
@@ -164,7 +165,7 @@ def diagonal_ssm_bwd_kernel(
         real = tl.load(checkpoints_ptr + kept)
         imaginary = tl.load(checkpoints_ptr + kept + IMAGINARY)
         tl.debug_barrier()  # the chunk after this one has been read
-        for i in range(0, tokens):
+        for i in tl.range(0, tokens, num_stages=4):
             tl.store(scratch_ptr + i * 2 * IMAGINARY + tile, real)
             tl.store(scratch_ptr + i * 2 * IMAGINARY + tile + IMAGINARY, imaginary)
             row = ((b * length + first + i) * channels + c) * inner + w

@@ -71,7 +71,8 @@ def selective_scan_fwd_kernel(
             kept = (item.to(tl.int64) * chunks + chunk) * BLOCK_E * BLOCK_N
             tl.store(checkpoints_ptr + kept + tile, h)
         first = chunk * CHUNK
-        for t in range(first, tl.minimum(first + CHUNK, length)):
+        stop = tl.minimum(first + CHUNK, length)
+        for t in tl.range(first, stop, num_stages=4):  # loads run three tokens ahead
             row = b * length + t
             x = tl.load(x_ptr + row * channels + e, mask=on_e, other=0.0).to(CORE)
             dt = tl.load(dt_ptr + row * channels + e, mask=on_e, other=0.0).to(CORE)
@@ -150,7 +151,7 @@ def selective_scan_bwd_kernel(
             checkpoints_ptr + (item.to(tl.int64) * chunks + chunk) * BLOCK_E * BLOCK_N + tile
         )
         tl.debug_barrier()  # the chunk after this one has been read
-        for i in range(0, tokens):
+        for i in tl.range(0, tokens, num_stages=4):
             tl.store(scratch_ptr + i * BLOCK_E * BLOCK_N + tile, h)
             row = b * length + first + i
             x = tl.load(x_ptr + row * channels + e, mask=on_e, other=0.0).to(CORE)
