@@ -90,7 +90,7 @@ class HookedCache(ActivationCache):
             raise ValueError(
                 "apply_slice_to_batch_dim: the batch axis was already removed from this cache"
             )
-        chosen = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
+        chosen = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)  # type: ignore[arg-type]
         entries = {
             name: chosen.apply(value, dim=0) if self._has_batch(name) else value
             for name, value in self.cache_dict.items()
