@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hooked_ssm.ops.dispatch import use_impl
 from tests.models import (
     LENGTH,
     MODELS,
@@ -123,14 +124,31 @@ def test_bytes_declared_are_the_bytes_there_are(name):
 def test_identity_and_self_patching_change_nothing(name, dtype, atol):
     model, ids = fresh(name, dtype, layers=1), tokens()
     names = hook_names(model)
-    want, cache = model.run_with_cache(ids, names_filter=names)
-    plain = model(ids)
-    torch.testing.assert_close(want, plain, atol=atol, rtol=0)
-    for hook_name in names:
-        for hook in (lambda value, hook: value.clone(), lambda value, hook: cache[hook.name]):
-            got = model.run_with_hooks(ids, fwd_hooks=[(hook_name, hook)])
-            error = (got - plain).abs().max()
-            assert error <= atol, f"{hook_name}: {error:.3g}"
+    with torch.no_grad():
+        plain = model(ids)
+        want, cache = model.run_with_cache(ids, names_filter=names)
+        assert (want - plain).abs().max() <= atol
+        for hook_name in names:
+            for hook in (lambda value, hook: value.clone(), lambda value, hook: cache[hook.name]):
+                got = model.run_with_hooks(ids, fwd_hooks=[(hook_name, hook)])
+                error = (got - plain).abs().max()
+                assert error <= atol, f"{hook_name}: {error:.3g}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_hook_is_mute_on_the_reference_path(name):
+    model, ids = tiny(name), tokens()
+    fired: Counter[str] = Counter()
+    names = hook_names(model)
+
+    def count(value, hook):
+        fired[hook.name] += 1
+
+    with torch.no_grad(), use_impl("reference"):
+        plain = model.run_with_hooks(ids, fwd_hooks=[(n, count) for n in names])
+        assert fired == dict.fromkeys(names, 1)
+        for state in (n for n in names if n.endswith("hook_ssm_state")):
+            assert not torch.equal(model.run_with_hooks(ids, fwd_hooks=[(state, zero)]), plain)
 
 
 def zero(value, hook):

