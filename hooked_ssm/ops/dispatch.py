@@ -24,6 +24,9 @@ _last: ContextVar[tuple[str, str] | None] = ContextVar("last_impl", default=None
 def use_impl(impl: Impl) -> Iterator[None]:
     """Run every op inside the block on one implementation, whatever its own `impl` says.
 
+    Long convolutions have no Triton kernel (an FFT serves them): under "triton" they run on "cpu",
+    torch code on any device, and `last_impl` says so.
+
     Raises:
         ConfigError: Unknown name.
     """
@@ -70,7 +73,10 @@ class Backends:
                 tensors outside Triton's interpreter.
         """
         _check(impl)
-        impl = _forced.get() or impl
+        forced = _forced.get()
+        impl = forced or impl
+        if forced == "triton" and self.triton is None:
+            impl = "cpu"
         if impl == "auto":
             usable = device.type == "cuda" and self.triton is not None and _has_triton()
             impl = "triton" if usable else "cpu"

@@ -49,7 +49,10 @@ def gather_states(states: list[Tensor], return_states: StatesWanted) -> Tensor |
     """Stack the wanted ones of a list of per-position states. [batch, wanted, ...]"""
     if return_states is False:
         return None
-    return torch.stack([states[t] for t in wanted_positions(return_states, len(states))], dim=1)
+    wanted = [states[t] for t in wanted_positions(return_states, len(states))]
+    if not wanted:  # an empty list of positions
+        return states[0].new_empty(states[0].shape[0], 0, *states[0].shape[1:])
+    return torch.stack(wanted, dim=1)
 
 
 def core_dtype(*tensors: Tensor) -> torch.dtype:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hooked_ssm.errors import ShapeError
+from hooked_ssm.errors import KernelUnavailableError, ShapeError
+from hooked_ssm.ops import last_impl, use_impl
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
+from hooked_ssm.ops.output import gather_states
 from tests.ops.checks import (
     LENGTHS,
     assert_near,
@@ -144,3 +146,17 @@ def test_implicit_filter_fixture(name, impl):
         filter, x = fixture.tensors[f"{prefix}.filter"], fixture.group("in.", dtype)["x"]
         y = long_conv(x, filter, skip=torch.ones_like(filter[:, 0]), impl=impl)
         fixture.check(f"{prefix}.y", y)
+
+
+def test_there_is_no_kernel_asked_for_it_raises_forced_it_says_what_ran():
+    u, taps = torch.ones(1, 4, 2), torch.ones(2, 4)
+    with pytest.raises(KernelUnavailableError, match="no Triton kernel"):
+        long_conv(u, taps, impl="triton")
+    with use_impl("triton"):
+        long_conv(u, taps)
+    assert last_impl() == ("long_conv", "cpu")
+
+
+def test_no_position_wanted_gives_no_state():
+    states = gather_states([torch.ones(2, 3), torch.ones(2, 3)], [])
+    assert states is not None and states.shape == (2, 0, 3)
