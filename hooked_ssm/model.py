@@ -268,6 +268,26 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         names = (self.cfg.mixer_name(layer) for layer in range(len(self.blocks)))
         return f"{self.cfg.architecture or '+'.join(names)} model"
 
+    def __repr__(self) -> str:
+        """Return one line per part: what it is, its parameters and its hook points."""
+        rows = [
+            f"HookedModel: {self.title}, d_model={self.cfg.d_model}, d_vocab={self.cfg.d_vocab}"
+        ]
+        parts = {
+            n: m for n, m in self.named_children() if n != "blocks" and not n.startswith("hook_")
+        }
+        for i, block in enumerate(self.blocks):
+            parts |= {f"blocks.{i}.{n}": m for n, m in block.named_children() if n[:5] != "hook_"}
+        for name, part in parts.items():
+            numbers = sum(p.numel() for p in part.parameters())
+            points = [m for m in part.modules() if hasattr(m, "spec")]
+            rows.append(
+                f"  {name:20} {type(part).__name__:14} {numbers:>12,} parameters"
+                + (f"  {len(points):3} hook points" if points else "")
+            )
+        total = sum(p.numel() for p in self.parameters())
+        return "\n".join([*rows, f"  {'total':35} {total:>12,} parameters"])
+
     def hook_name(self, layer: int, role: str, position: int | None = None) -> str:
         """Return the name of a layer's hook point with a role, or of a block-level one.
 
