@@ -16,7 +16,7 @@ from torch import Tensor
 from hooked_ssm import HookedModel, ModelConfig
 from hooked_ssm.hook_names import spec
 from hooked_ssm.layers import Linear, Norm
-from hooked_ssm.mixers import Carried, Mixer, MixerOptions, Segment, register_mixer
+from hooked_ssm.mixers import MIXERS, Carried, Mixer, MixerOptions, Segment
 
 D = 4
 
@@ -61,16 +61,28 @@ class NoNorm(Norm):
         return self.hook_normalized(x.clone())
 
 
-register_mixer("micro", Micro)
-
-
 def micro(
     copy: list[list[list[int]]],
     stay: list[list[list[int]]],
     *,
     mlp: str | None = None,
 ) -> HookedModel:
-    """Build the model from one pair of matrices per layer."""
+    """Build the model from one pair of matrices per layer.
+
+    The mixer is registered when it is needed; tests/analysis/conftest.py takes it out again, so
+    that tests over the registry see the library's own.
+    """
+    register_mixer("micro", Micro)
+    MIXERS["micro"] = Micro  # for this model only: other tests go over all of them
+    try:
+        return _built(copy, stay, mlp)
+    finally:
+        del MIXERS["micro"]
+
+
+def _built(
+    copy: list[list[list[int]]], stay: list[list[list[int]]], mlp: str | None
+) -> HookedModel:
     cfg = ModelConfig(
         mixers=["micro"] * len(copy), d_model=D, d_vocab=D, n_ctx=8, positions="none",
         d_mlp=D if mlp else 0, mlp_bias=False, act="relu", dtype=torch.float64,
