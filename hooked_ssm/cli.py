@@ -61,9 +61,10 @@ def hooks(
     """List an architecture's hook points in execution order."""
     from hooked_ssm.reference import hook_table
 
-    table = Table(
-        "hook", "axes", "role", "an edit reaches", "weight", "meaning", title=architecture
-    )
+    table = Table(title=architecture)
+    table.add_column("hook", no_wrap=True)  # to copy, also from a narrow terminal
+    for column in ("axes", "role", "an edit reaches", "weight", "meaning"):
+        table.add_column(column)
     for row in hook_table(architecture, layers):
         table.add_row(*row)
     console.print(table)

@@ -273,11 +273,10 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         rows = [
             f"HookedModel: {self.title}, d_model={self.cfg.d_model}, d_vocab={self.cfg.d_vocab}"
         ]
-        parts = {
-            n: m for n, m in self.named_children() if n != "blocks" and not n.startswith("hook_")
-        }
+        parts = {n: m for n, m in self.named_children() if n in ("embed", "pos_embed")}
         for i, block in enumerate(self.blocks):
             parts |= {f"blocks.{i}.{n}": m for n, m in block.named_children() if n[:5] != "hook_"}
+        parts |= {"ln_final": self.ln_final, "unembed": self.unembed}
         for name, part in parts.items():
             numbers = sum(p.numel() for p in part.parameters())
             points = [m for m in part.modules() if hasattr(m, "spec")]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hooked_ssm import HookedModel, cli, demo
@@ -71,8 +72,9 @@ def test_hook_table_of_every_architecture(architecture: str) -> None:
     assert names[0] == "hook_embed" and names[-1] == "ln_final.hook_normalized"
 
 
-def test_command_line_hooks() -> None:
-    result = CliRunner().invoke(cli.app, ["hooks", "mamba"], env={"COLUMNS": "250"})
+def test_command_line_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=250))
+    result = CliRunner().invoke(cli.app, ["hooks", "mamba"])
     assert result.exit_code == 0
     assert "hook_ssm_carry.{t}" in result.output
     assert "this position only" in result.output

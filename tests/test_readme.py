@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hooked_ssm import HookedModel, ModelConfig
+
 ROOT = Path(__file__).parents[1]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
 
@@ -29,3 +31,19 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 def test_ci_runs_the_test_command() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_a_model_prints_its_parts_in_order() -> None:
+    cfg = ModelConfig(architecture="mamba", n_layers=2, d_model=8, d_vocab=9, n_ctx=9)
+    model = HookedModel(cfg)
+    lines = repr(model).splitlines()
+    order = [
+        "embed",
+        "blocks.0.ln1",
+        "blocks.0.mixer",
+        "blocks.1.ln1",
+        "blocks.1.mixer",
+        "ln_final",
+    ]
+    assert [line.split()[0] for line in lines[1:7]] == order
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in lines[-1]

@@ -69,11 +69,9 @@ def micro(
 ) -> HookedModel:
     """Build the model from one pair of matrices per layer.
 
-    The mixer is registered when it is needed; tests/analysis/conftest.py takes it out again, so
-    that tests over the registry see the library's own.
+    The mixer is registered only while it is built: tests over the registry see the library's own.
     """
-    register_mixer("micro", Micro)
-    MIXERS["micro"] = Micro  # for this model only: other tests go over all of them
+    MIXERS["micro"] = Micro
     try:
         return _built(copy, stay, mlp)
     finally:

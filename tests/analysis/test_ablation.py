@@ -41,7 +41,7 @@ def test_one_position_per_document() -> None:
 
 def test_zero_of_a_carry_forgets_everything_before() -> None:
     """Without its conv window and state, the layer starts anew after position 3."""
-    model = tiny("mamba-conv1", layers=1)
+    model = tiny("mamba-conv1-state1", layers=1)
     ids = tokens(2)
     with torch.no_grad():
         cut = model.run_with_hooks(
