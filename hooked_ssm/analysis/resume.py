@@ -21,10 +21,9 @@ from hooked_ssm.model import HookedModel
 
 STARTS = 16
 """At how many positions a run can be taken up again: more hardly saves more (1 - 1/STARTS)."""
-WORTH = 4.0
-"""Take up at a position if the bytes carried are at most so many times the residual stream's: H3
-and Mamba-2 carry more, and then fetching it costs more than it saves (measured:
-`benchmarks/patching.py --resume`)."""
+WORTH = 8.0
+"""Take up at a position if the bytes carried are at most so many times the residual stream's:
+beyond, fetching it costs about what it saves (measured: `benchmarks/patching.py --resume`)."""
 PAST_BYTES = 2**30
 """Most memory for what was carried, at all positions together; fewer positions where it is less."""
 
