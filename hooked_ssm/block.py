@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_ssm.config import ModelConfig
+from hooked_ssm.errors import ShapeError
 from hooked_ssm.hook_names import spec
 from hooked_ssm.hook_points import SpecHookPoint
 from hooked_ssm.layers import MLP, Norm
@@ -28,6 +29,26 @@ def residual_hook(name: str) -> SpecHookPoint:
     return SpecHookPoint(spec(name, _RESIDUAL))
 
 
+def check_positions(positions: Tensor, x: Tensor) -> None:
+    """Refuse positions that torch would broadcast or read as something else.
+
+    Raises:
+        ShapeError: Neither a mask [batch, pos] nor indices [batch, k].
+    """
+    fits = (
+        positions.shape == x.shape[:2]
+        if positions.dtype == torch.bool
+        else (
+            positions.ndim == 2 and len(positions) == len(x) and not positions.is_floating_point()
+        )
+    )
+    if not fits:
+        raise ShapeError(
+            f"logit_positions: got {positions.dtype} of shape {list(positions.shape)}; allowed: a "
+            f"bool mask {list(x.shape[:2])}, or integer indices [{len(x)}, k]"
+        )
+
+
 def select(x: Tensor, positions: Tensor) -> Tensor:
     """Return x at some positions.
 
@@ -35,6 +56,7 @@ def select(x: Tensor, positions: Tensor) -> Tensor:
         x: [batch, pos, ...]
         positions: A mask [batch, pos] -> [selected, ...]; or indices [batch, k] -> [batch, k, ...].
     """
+    check_positions(positions, x)
     if positions.dtype == torch.bool:
         return x[positions]
     return x[torch.arange(len(x), device=x.device)[:, None], positions]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ RECIPES: dict[str, tuple[Phase, ...]] = {
     "attention": (Phase(ASKED_BEHIND, steps=800, batch_size=64, lr=2e-3),),
     "based": (Phase(ASKED_BEHIND, steps=600, batch_size=64, lr=2e-3),),
     "mamba": (
-        Phase(ASKED_AMONG, steps=2000, batch_size=32, lr=1e-2),
-        Phase(ASKED_BEHIND, steps=300, batch_size=32, lr=2e-3),
+        Phase(ASKED_AMONG, steps=3000, batch_size=32, lr=1e-2),
+        Phase(ASKED_BEHIND, steps=400, batch_size=32, lr=2e-3),
     ),
     "base_conv": (Phase(ASKED_BEHIND, steps=600, batch_size=64, lr=2e-3),),
 }
@@ -113,16 +114,34 @@ def run_demo(
     for name in architectures:
         if name not in RECIPES:
             raise ConfigError(unknown("demo architecture", name, RECIPES))
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"out={str(out)!r} is, or lies in, a file; give a folder") from error
     results = []
     for name in architectures:
-        result = train_and_evaluate(name, seed, d_model, documents, progress)
+        with one_thread():
+            result = train_and_evaluate(name, seed, d_model, documents, progress)
         log.info("%s", summary(result))
         result.model.save_pretrained(out / "models" / name)
         results.append(result)
         write_json(out / "results.json", [r.to_row() for r in results])
     write_text(out / "report.html", report(results, command))
     return results
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: models this small gain nothing from more, and a seed gives one run.
+
+    Sums over several threads are rounded otherwise, which training blows up to another model.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train_and_evaluate(

@@ -51,4 +51,4 @@ def unknown(kind: str, got: object, allowed: Iterable[str]) -> str:
     allowed = list(allowed)
     close = near(str(got), allowed)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {kind} {got!r}{hint} Allowed: {', '.join(map(str, allowed))}"
+    return f"unknown {kind} {got!r}{hint or '.'} Allowed: {', '.join(map(str, allowed))}"

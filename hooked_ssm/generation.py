@@ -46,6 +46,8 @@ def generate(
             f"generate: temperature={temperature} with generator={generator}; allowed: 0, or "
             "a positive temperature with an explicit torch.Generator"
         )
+    if max_new_tokens < 0:
+        raise ValueError(f"generate: max_new_tokens={max_new_tokens}; allowed: 0 or more")
     ids = new = prompts
     past = None
     for _ in range(max_new_tokens):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from hooked_ssm.errors import HookNameError
+from hooked_ssm.errors import HookNameError, ShapeError
 from hooked_ssm.hook_names import HookSpec
 
 
@@ -31,6 +31,22 @@ class SpecHookPoint(HookPoint):
         """Return x, or a copy of it for the hooks that follow."""
         recorded = x.requires_grad and torch.is_grad_enabled()
         return x.clone() if recorded and self.listened and not self.only_read else x
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Pass x on through the hooks.
+
+        Raises:
+            ShapeError: A hook returned another shape, which would be broadcast without a word.
+        """
+        result = super().__call__(x)
+        if result is not x and getattr(result, "shape", None) != x.shape:
+            got = getattr(result, "shape", type(result).__name__)
+            raise ShapeError(
+                f"a hook on {self.name} returned {got if isinstance(got, str) else list(got)}, but "
+                f"the activation is {list(x.shape)} [{' '.join(self.spec.axes)}]; return a tensor "
+                "of that shape, or None"
+            )
+        return result
 
     @property
     def listened(self) -> bool:

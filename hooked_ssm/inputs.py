@@ -84,11 +84,21 @@ def locate(
     if mask is not None:
         if tuple(mask.shape) != tuple(shape):
             raise ShapeError(f"attention_mask has shape {tuple(mask.shape)}, tokens {tuple(shape)}")
-        real = mask.bool()
+        real = _as_real(mask)
         positions = (real.cumsum(1) - 1).clamp(min=0)
     elif past is not None and past.offset is not None:
         positions = positions - past.offset[:, None]
     return Segment(start, length, positions, real)
+
+
+def _as_real(mask: Tensor) -> Tensor:
+    """The mask as bool; only 0 and 1 are taken, lest an additive mask be read backwards."""
+    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+        raise ShapeError(
+            f"attention_mask is {mask.dtype} with values other than 0 and 1; pass True (1) at "
+            "real tokens and False (0) at padding, not an additive mask"
+        )
+    return mask.bool()
 
 
 def padding_of(segment: Segment) -> Tensor | None:

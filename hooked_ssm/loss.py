@@ -26,4 +26,6 @@ def next_token_loss(
         return losses if per_token else losses.mean()
     counts = real[:, 1:] & real[:, :-1]
     losses = losses.masked_fill(~counts, 0)
+    if not per_token and not bool(counts.any()):
+        raise ShapeError("a next-token loss needs two real tokens side by side; the mask has none")
     return losses if per_token else losses.sum() / counts.sum()

@@ -109,6 +109,14 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             raise ShapeError(
                 f"return_type={return_type!r}; allowed: 'logits', 'loss', 'both', None"
             )
+        self._check_range(start_at_layer, stop_at_layer)
+        if stop_at_layer is not None and (return_type == "loss" or logit_positions is not None):
+            raise ShapeError(
+                "stop_at_layer returns a residual stream: it goes with neither return_type='loss' "
+                "nor logit_positions"
+            )
+        if loss_per_token and return_type not in ("loss", "both"):
+            raise ShapeError("loss_per_token needs return_type='loss' or 'both'")
         ids = None
         if start_at_layer is None:
             ids = check_tokens(self.to_tokens(tokens), self.cfg.d_vocab, self.embed.weight.device)
@@ -251,6 +259,14 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             )
         return segment
 
+    def _check_range(self, start: int | None, stop: int | None) -> None:
+        n_layers = len(self.blocks)
+        for name, layer in (("start_at_layer", start), ("stop_at_layer", stop)):
+            if layer is not None and not -n_layers <= layer <= n_layers:
+                raise ShapeError(
+                    f"{name}={layer}; allowed: 0..{n_layers}, or -{n_layers}..-1 from the end"
+                )
+
     def _refuse_unreachable(self, length: int) -> None:
         """Per-position hooks beyond the sequence would never fire: say so before running."""
         for name, family in self.families.items():
@@ -298,6 +314,29 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         Raises:
             HookNameError: No such layer, role, or position.
         """
+        name = self.hook_of(layer, role)
+        if name not in self.families:
+            if position is not None:
+                raise HookNameError(
+                    f"{name} holds all positions at once: leave position out and edit "
+                    "activation[:, position]"
+                )
+            return name
+        if position is None:
+            raise HookNameError(
+                f"{name} has one hook point per position: pass position=, such as "
+                f"hook_name({layer}, {role!r}, position=7)"
+            )
+        if not isinstance(position, int) or position < 0:
+            raise HookNameError(f"position={position!r} of {name}; allowed: an int >= 0")
+        return f"{name}.{position}"
+
+    def hook_of(self, layer: int, role: str) -> str:
+        """Return the name of a layer's hook point, or of the family with one per position.
+
+        Raises:
+            HookNameError: No such layer or role.
+        """
         n_layers = len(self.blocks)
         if not -n_layers <= layer < n_layers:
             raise HookNameError(f"layer {layer} does not exist: allowed 0..{n_layers - 1}")
@@ -306,17 +345,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             if direct in self.hook_dict:
                 return direct
         mixer = self.blocks[layer].mixer
-        family = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
-        short = f"hook_{role}" if family else mixer.hook_for(role)
-        name = f"{prefix}.mixer.{short}"
-        if name not in self.families:
-            return name
-        if position is None:
-            raise HookNameError(
-                f"{name} has one hook point per position: pass position=, such as "
-                f"hook_name({layer}, {role!r}, position=7)"
-            )
-        return f"{name}.{position}"
+        own = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
+        return f"{prefix}.mixer.{f'hook_{role}' if own else mixer.hook_for(role)}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> HookedModel:
         """Move or cast (`to`, `double`, `cuda`, ...); `cfg.device` and `cfg.dtype` follow."""

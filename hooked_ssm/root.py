@@ -110,14 +110,20 @@ class HookRoot(HookedRootModule, ABC):
         Raises:
             HookNameError: Nothing matches.
         """
-        for point in self._matching(name):
+        for point in self._hooked(name):
             point.add_hook(hook, dir=dir, is_permanent=is_permanent, level=level, prepend=prepend)
 
     def _enable_hook(
         self, name: str | Callable, hook: Callable, dir: Literal["fwd", "bwd"]
     ) -> None:
-        for point in self._matching(name):
+        for point in self._hooked(name):
             point.add_hook(hook, dir=dir, level=self.context_level)
+
+    def _hooked(self, name: Any) -> list[SpecHookPoint]:
+        """The hook points to attach to: None, which a cache takes for everything, is no name."""
+        if name is None:
+            raise HookNameError("a hook needs a name or a predicate on names, got None")
+        return self._matching(name)
 
     def _matching(self, wanted: NamesFilter) -> list[SpecHookPoint]:
         """The hook points a filter selects; raises where any part of it selects none."""

@@ -44,12 +44,8 @@ def find_site(model: HookedModel, layer: int, word: str) -> Site:
         raise HookNameError(f"layer {layer} of the {model.title} has no {word}: it has no MLP")
     if word == "mlp_in":
         return Site(word, layer, f"blocks.{layer}.ln2.hook_normalized", per_position=False)
-    # A position is given only to get the name of a family; it is cut off again.
-    hook = model.hook_name(layer, word, position=0)
-    family = hook.removesuffix(".0")
-    if family in model.families:
-        return Site(word, layer, family, per_position=True)
-    return Site(word, layer, hook, per_position=False)
+    hook = model.hook_of(layer, word)
+    return Site(word, layer, hook, per_position=hook in model.families)
 
 
 def site_spec(model: HookedModel, site: Site) -> HookSpec:
