@@ -309,18 +309,14 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         Args:
             layer: Negative counts from the last.
             role: A role ("query", "state", ...) or a block-level word ("resid_pre", "mixer_out").
-            position: For roles with one hook point per position ("carry").
+            position: Wanted by roles with one hook point per position ("carry"). Others hold all
+                positions in one activation and need none: one loop over roles serves both.
 
         Raises:
             HookNameError: No such layer, role, or position.
         """
         name = self.hook_of(layer, role)
         if name not in self.families:
-            if position is not None:
-                raise HookNameError(
-                    f"{name} holds all positions at once: leave position out and edit "
-                    "activation[:, position]"
-                )
             return name
         if position is None:
             raise HookNameError(

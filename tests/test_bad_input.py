@@ -77,8 +77,6 @@ def test_logit_positions_are_a_mask_or_indices(model, ids, positions):
 
 
 def test_names_and_positions_of_hooks(model, ids):
-    with pytest.raises(HookNameError, match="holds all positions at once"):
-        model.hook_name(0, "state", 7)
     for position in (-1, "x", 1.5):
         with pytest.raises(HookNameError, match="allowed: an int >= 0"):
             model.hook_name(0, "carry", position)
