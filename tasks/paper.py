@@ -9,18 +9,21 @@ from hooked_ssm.tasks.associative_recall import AssociativeRecall
 from hooked_ssm.tasks.associative_treecall import AssociativeTreecall
 from hooked_ssm.tasks.base import Task
 
+# the authors' code draws the target first by default, and no setting says otherwise
+_TREECALL: dict[str, Any] = {"task": AssociativeTreecall.name, "sample_first": "target"}
+
 # specs of Task.from_json; what they leave out is the task's default, which is the paper's
 PAPER_TASKS: dict[str, dict[str, Any]] = {
     "ar_32": {"task": AssociativeRecall.name, "num_kv": 8192, "num_pairs": 16},
     "ar_gen": {"task": AssociativeRecall.name, "num_kv": 8192, "num_pairs": 16, "holdout": 0.2},
-    "pcfg_easy": {"task": AssociativeTreecall.name},
+    "pcfg_easy": _TREECALL,
     "pcfg_easy_8192": {
-        "task": AssociativeTreecall.name,
+        **_TREECALL,
         "num_terminals": 8192,
         "terminal_occurrence_factor": 20.0,
     },
-    "pcfg_medium": {"task": AssociativeTreecall.name, "max_rhs_len": 10},
-    "sibling": {"task": AssociativeTreecall.name, "query_types": ["sibling"]},
+    "pcfg_medium": {**_TREECALL, "max_rhs_len": 10},
+    "sibling": {**_TREECALL, "query_types": ["sibling"]},
 }
 
 

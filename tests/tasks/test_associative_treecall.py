@@ -145,6 +145,18 @@ def test_statistics_of_pcfg_easy():
     assert 30 < medium["length"] < 100
 
 
+@pytest.mark.parametrize(("max_rhs_len", "factor"), [(5, 1.0), (5, 2.0), (6, 5.0)])
+def test_sentences_of_the_papers_length(max_rhs_len, factor):
+    """27 to 41 tokens come from grammars in which terminals weigh as a class."""
+    lengths = [
+        AssociativeTreecall(
+            max_rhs_len=max_rhs_len, terminal_occurrence_factor=factor, seed=seed
+        ).statistics(200, generator=generator())["length"]
+        for seed in range(16)
+    ]
+    assert 25 < sum(lengths) / 16 < 43
+
+
 def test_chance_is_below_one_and_above_blind():
     task = AssociativeTreecall(grammar=GOLDEN)
     assert task.chance == pytest.approx(1 / 4) and task.blind_chance == 1 / 4
