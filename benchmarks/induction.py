@@ -2,8 +2,9 @@
 
     python benchmarks/induction.py --seeds 0 1 2
 
-Trains the demo's attention, Based and Mamba by its recipes, and Mamba with a convolution of width
-1 and without one, on associative recall, and prints the tables of benchmarks/RESULTS.md.
+Trains the demo's attention, Based and Mamba by its recipes, and Mamba in one layer (whose only
+block is the last one), with a convolution of width 1 and without one, on associative recall, and
+prints the tables of benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -20,24 +21,26 @@ from hooked_ssm.demo import RECIPES, TASK
 from hooked_ssm.tasks.base import IGNORE_INDEX
 from hooked_ssm.training import TrainConfig, train
 
+# architecture, layers, mixer options
 MODELS = {
-    "attention": ("attention", {}),
-    "based": ("based", {}),
-    "mamba": ("mamba", {}),
-    "mamba, width 1": ("mamba", {"d_conv": 1}),
-    "mamba, width 0": ("mamba", {"d_conv": 0}),
+    "attention": ("attention", 2, {}),
+    "based": ("based", 2, {}),
+    "mamba": ("mamba", 2, {}),
+    "mamba, 1 layer": ("mamba", 1, {}),
+    "mamba, width 1": ("mamba", 2, {"d_conv": 1}),
+    "mamba, width 0": ("mamba", 2, {"d_conv": 0}),
 }
 HEADS = {0: "previous_token", 1: "induction"}
 
 
-def trained(architecture: str, options: dict, seed: int) -> HookedModel:
+def trained(architecture: str, n_layers: int, options: dict, seed: int) -> HookedModel:
     """Train by the demo's recipe, whatever the mixer's options."""
     phases = RECIPES[architecture]
     cfg = ModelConfig(
         architecture=architecture,
         options=options,
         d_model=64,
-        n_layers=2,
+        n_layers=n_layers,
         d_vocab=TASK.d_vocab,
         n_ctx=max(phase.task.max_length for phase in phases),
         init="uniform",
