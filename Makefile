@@ -14,7 +14,7 @@ endif
 STAMP := $(VENV)/.installed
 OUT ?= demo-out
 
-.PHONY: demo test test-all lint types format install clean
+.PHONY: demo docs test test-all lint types format install clean
 
 install: $(STAMP)
 
@@ -25,6 +25,11 @@ $(STAMP): pyproject.toml constraints.txt hooked_ssm/ops/selective_scan/kernel.c
 
 demo: $(STAMP)
 	$(BIN)/hooked-ssm demo --out $(OUT)
+
+# The site, in site/: open site/index.html.
+docs: $(STAMP)
+	$(BIN)/python docs/make_hook_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,4 +52,4 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

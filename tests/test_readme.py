@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from hooked_ssm import HookedModel, ModelConfig
+from tests.snippets import blocks, run_python
 
 ROOT = Path(__file__).parents[1]
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
 
 
 def test_snippets_run_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(SNIPPETS) == 5
-    names: dict[str, object] = {}
-    for snippet in SNIPPETS:
-        exec(compile(snippet, "README.md", "exec"), names)
+    readme = ROOT / "README.md"
+    assert len(blocks(readme, "python")) == 5
+    names = run_python(readme)
     assert "hook_embed" in capsys.readouterr().out
-    assert names["result"].mechanism == "unsolved"  # type: ignore[attr-defined]
-    assert len(names["run"].history) >= 1  # type: ignore[attr-defined]
+    assert names["result"].mechanism == "unsolved"
+    assert len(names["run"].history) >= 1
 
 
 def test_make_targets_of_the_readme_exist() -> None:
