@@ -13,6 +13,13 @@ from hooked_ssm.plots.labels import escape
 
 _PLACE = re.compile(r"^(\w+) (\d+)(?:\.(\d+))?$")
 WIDEST = 7.0
+BOX = {  # reads on light and dark pages, and over the edges that end at it
+    "showarrow": False,
+    "bgcolor": "#4a5058",
+    "bordercolor": "#4a5058",
+    "borderpad": 4,
+    "font": {"color": "#ffffff", "size": 12},
+}
 BEND = 0.18  # how far an edge that skips levels bows out, so that it passes the nodes between
 
 
@@ -37,22 +44,16 @@ def circuit_graph(
     fig = theme.figure(title=escape(title) if title else None)
     for sender, receiver, score in sorted(lines, key=lambda line: abs(line[2])):
         fig.add_trace(_line(sender, receiver, score, score / most, places))
-    fig.add_trace(
-        go.Scatter(
-            x=[places[part][0] for part in places],
-            y=[places[part][1] for part in places],
-            text=[escape(part) for part in places],
-            mode="markers+text",
-            textposition="middle right",
-            marker={"size": 14, "color": theme.INK},
-            hoverinfo="text",
-            name="parts",
-        )
-    )
+    reach = [x for line in fig.data for x in line.x]
+    names = [escape(part) for part in places]
+    xs, ys = zip(*places.values(), strict=True)
+    fig.add_scatter(x=xs, y=ys, text=names, mode="markers", hoverinfo="text", name="parts")
+    for x, y, name in zip(xs, ys, names, strict=True):
+        fig.add_annotation(x=x, y=y, text=name, **BOX)
     levels = len({y for _, y in places.values()})
-    fig.update_layout(showlegend=False, height=height or min(160 + 70 * levels, 1400))
-    fig.update_xaxes(visible=False)
-    return fig.update_yaxes(visible=False)
+    fig.update_layout(showlegend=False, height=height or min(140 + 64 * levels, 1400))
+    fig.update_xaxes(visible=False, range=[min(reach) - 0.4, max(reach) + 0.4])
+    return fig.update_yaxes(visible=False, range=[-0.4, levels - 0.6])
 
 
 def _towards_heads(edges: Sequence[tuple[str, str, float]]) -> list[tuple[str, str, float]]:
@@ -97,6 +98,7 @@ def _line(
 ) -> go.Scatter:
     (x0, y0), (x1, y1) = places[sender], places[receiver]
     bow = BEND * (abs(y1 - y0) - 1) * (-1 if (int(y0) + int(y1)) % 2 else 1)
+    bow *= 1.0 if x0 == x1 else 0.4
     return go.Scatter(
         x=[x0, (x0 + x1) / 2 + bow, x1],
         y=[y0, (y0 + y1) / 2, y1],

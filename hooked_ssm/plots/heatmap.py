@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,10 @@ from hooked_ssm.plots.tensors import ArrayLike, Limits, with_axes
 MAX_CELLS_WITH_TEXT = 200
 MAX_CELLS_WITH_GAPS = 4_000  # beyond it the lines between the cells only cost time
 ROW_HEIGHT = 28
+MARGINS = 170  # pixels of a figure's height that are not cells
+WIDTH = 640  # pixels for the cells of a figure in a narrow notebook
+LEAST_ROOM = 11  # pixels in which a label can stand, turned by 90 degrees
+LONGEST_BAR = 260
 
 
 def heatmap(
@@ -78,13 +83,14 @@ def labelled_heatmap(
     names = (escape(y_title or "row"), escape(x_title or "col"), escape(value_name))
     trace = heat_trace(z, rows, cols, names=names, text=text, hover=hover)
     trace.update(colour_scale(z, zero_centred=zero_centred, limits=limits))
-    trace.update(colorbar_title_text=escape(value_name))
-    fig = theme.figure(title=escape(title) if title else None, height=height_for(z.shape[0]))
+    height = height_for(z.shape[0])
+    trace.update(colorbar=colour_bar(value_name, height))
+    fig = theme.figure(title=escape(title) if title else None, height=height)
     fig.add_trace(trace)
     fig.update_layout(plot_bgcolor=theme.GAP)
-    fig.update_xaxes(category_axis(x_title))
-    fig.update_yaxes(category_axis(y_title), autorange="reversed")
-    return fig
+    fig.update_xaxes(category_axis(x_title, WIDTH / z.shape[1]))
+    room = (height - MARGINS) / z.shape[0]
+    return fig.update_yaxes(category_axis(y_title, room), autorange="reversed")
 
 
 def heat_trace(
@@ -137,27 +143,57 @@ def colour_scale(
     return {"colorscale": theme.SEQUENTIAL, "zmin": limits[0], "zmax": limits[1]}
 
 
-def shared_colour_axis(scale: dict[str, Any], value_name: str) -> dict[str, Any]:
-    """Return a layout's coloraxis for several traces, from `colour_scale`'s answer."""
+def shared_colour_axis(scale: dict[str, Any], value_name: str, height: int) -> dict[str, Any]:
+    """Return a layout's coloraxis for several traces, from `colour_scale`'s answer.
+
+    Args:
+        height: Of the figure, in pixels.
+    """
     axis = {"colorscale": scale["colorscale"], "cmin": scale["zmin"], "cmax": scale["zmax"]}
     if "zmid" in scale:
         axis["cmid"] = scale["zmid"]
-    return {**axis, "colorbar": {"title": {"text": escape(value_name)}}}
+    return {**axis, "colorbar": colour_bar(value_name, height)}
 
 
-def category_axis(title: str | None) -> dict[str, Any]:
-    """Return the settings of an axis whose ticks are the labels of rows or columns."""
-    return {
+def colour_bar(value_name: str, height: int) -> dict[str, Any]:
+    """Return a colour bar's title and length: as tall as the plot, but no taller than is of use."""
+    bar: dict[str, Any] = {"title": {"text": escape(value_name)}}
+    if height - MARGINS > LONGEST_BAR:
+        bar.update(lenmode="pixels", len=LONGEST_BAR, y=1, yanchor="top")
+    return bar
+
+
+def category_axis(title: str | None, room: float) -> dict[str, Any]:
+    """Return the settings of an axis whose ticks are the labels of rows or columns.
+
+    Args:
+        room: Pixels per label. With enough of them every label is shown; else plotly thins them.
+    """
+    axis: dict[str, Any] = {
         "type": "category",
         "showgrid": False,
         "zeroline": False,
+        "autotickangles": [0, -90],
         "title": {"text": escape(title) if title else None},
     }
+    if room >= LEAST_ROOM:
+        axis.update(dtick=1, tickfont={"size": int(min(13, max(10, room - 2)))})
+    return axis
+
+
+def side_by_side(titles: Sequence[str], cols: int, *, most: int = 5) -> int:
+    """Return how many small multiples with `cols` columns stand in a row; rows are equally full.
+
+    As many as leave the labels and the titles their room.
+    """
+    n, longest = len(titles), max(1, *map(len, titles))
+    most = max(1, min(most, WIDTH // (12 * cols), WIDTH // (7 * longest)))
+    return math.ceil(n / math.ceil(n / most))
 
 
 def height_for(n_rows: int, *, row: int = ROW_HEIGHT, least: int = 300, most: int = 900) -> int:
     """Return a figure height in pixels for so many rows, margins included."""
-    return int(min(max(170 + n_rows * row, least), most))
+    return int(min(max(MARGINS + n_rows * row, least), most))
 
 
 def _hover_texts(hover: Sequence[Sequence[str]] | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -23,6 +23,7 @@ XAxis: TypeAlias = Literal["query", "key+query"]
 
 POSITIONS = ("key", "query", "value")
 SOLVED_FROM = 0.9  # accuracy, for rows that carry no verdict
+MOST_WITH_NUMBERS = 6  # architectures whose bars have room for a number each
 LOW, HIGH = -0.2, 1.2  # the ends of both axes: attributions of unsolved runs may lie far outside
 
 REGIONS: dict[str, list[tuple[str, float, float, float, float]]] = {
@@ -116,15 +117,21 @@ def attribution_bars(
                 "pattern": {"shape": ["" if s else "/" for s in solved.values()]},
             },
             error_y=spread if several else None,
+            # beside bars of spread, or on bars narrower than it, a number is not legible
             text=None
-            if several
-            else ["–" if np.isnan(m) else f"{m:.2f}" for m in mean],  # the bars of spread are there
+            if several or len(groups) > MOST_WITH_NUMBERS
+            else ["–" if np.isnan(m) else f"{m:.2f}" for m in mean],
             textposition="outside",
+            textfont={"size": 11},
+            textangle=0,
             hovertemplate=f"%{{x}}<br>@ {position.title()}: %{{y:.3f}}<extra></extra>",
         )
     fig.update_layout(barmode="group", bargap=0.3, legend={"orientation": "h", "y": 1.08, "x": 0})
     fig.update_xaxes(type="category", showgrid=False)
-    return fig.update_yaxes(title_text="attribution", range=_bar_range(fig), zeroline=True)
+    low, high = _bar_range(fig)
+    if any(np.nanmax(bar.y) > high or np.nanmin(bar.y) < low for bar in fig.data):
+        _note(fig, "bars of unsolved runs end outside")
+    return fig.update_yaxes(title_text="attribution", range=[low, high], zeroline=True)
 
 
 def _check(rows: Sequence[Row]) -> None:

@@ -12,12 +12,14 @@ from plotly.subplots import make_subplots
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.heatmap import (
+    WIDTH,
     category_axis,
     colour_scale,
     heat_trace,
     height_for,
     labelled_heatmap,
     shared_colour_axis,
+    side_by_side,
 )
 from hooked_ssm.plots.labels import Labels, axis_labels, checked, escape, token_labels
 from hooked_ssm.plots.tensors import ArrayLike, Limits, with_axes
@@ -71,7 +73,8 @@ def patching_heatmap(
     rows = axis_labels(layers, z.shape[1], "layers")
     fig = _multiples(z, rows, cols, checked(sites, len(z), "sites"), (x_title, value_name))
     scale = colour_scale(z, zero_centred=True, limits=range)
-    fig.update_layout(coloraxis=shared_colour_axis(scale, value_name), plot_bgcolor=theme.GAP)
+    colours = shared_colour_axis(scale, value_name, fig.layout.height)
+    fig.update_layout(coloraxis=colours, plot_bgcolor=theme.GAP)
     return fig.update_layout(title_text=escape(title)) if title else fig
 
 
@@ -84,7 +87,7 @@ def _multiples(
 ) -> go.Figure:
     """One small heatmap per site. z: [site layer pos]"""
     x_title, value_name = words
-    across = 1 if len(cols) >= WIDE else min(len(sites), 3 if len(cols) > 8 else 4)
+    across = 1 if len(cols) >= WIDE else side_by_side(sites, len(cols))
     down = math.ceil(len(sites) / across)
     fig = make_subplots(
         rows=down,
@@ -95,14 +98,15 @@ def _multiples(
         horizontal_spacing=0.03,
         vertical_spacing=min(0.12, 0.3 / down),
     )
-    theme.styled(fig, title=" ", height=100 + down * height_for(len(rows), row=18, least=170))
+    tall = height_for(len(rows), row=18, least=170)
+    theme.styled(fig, title=" ", height=100 + down * tall)
     for i, matrix in enumerate(z):
         trace = heat_trace(matrix, rows, cols, names=("layer", x_title, escape(value_name)))
         # small cells: the printed values would overlap
         trace.update(coloraxis="coloraxis", texttemplate=None)
         fig.add_trace(trace, row=i // across + 1, col=i % across + 1)
-    fig.update_xaxes(category_axis(None))
-    fig.update_yaxes(category_axis(None), autorange="reversed")
+    fig.update_xaxes(category_axis(None, WIDTH / across / len(cols)))
+    fig.update_yaxes(category_axis(None, (tall - 60) / len(rows)), autorange="reversed")
     for col in range(1, across + 1):
         lowest = down if (down - 1) * across + col <= len(sites) else down - 1
         fig.update_xaxes(title_text=x_title, showticklabels=True, row=lowest, col=col)

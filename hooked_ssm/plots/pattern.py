@@ -11,10 +11,18 @@ from plotly.subplots import make_subplots
 
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots import theme
-from hooked_ssm.plots.heatmap import category_axis, colour_scale, heat_trace, shared_colour_axis
+from hooked_ssm.plots.heatmap import (
+    WIDTH,
+    category_axis,
+    colour_scale,
+    heat_trace,
+    shared_colour_axis,
+    side_by_side,
+)
 from hooked_ssm.plots.labels import Labels, checked, escape, token_labels
 from hooked_ssm.plots.tensors import ArrayLike, Limits, with_axes
 
+HEIGHTS = (430, 330, 250, 220, 190)  # pixels of a row of so many facets
 AXES = ["[query_pos key_pos]", "[head query_pos key_pos]"]
 
 
@@ -52,7 +60,8 @@ def pattern(
     signed = bool((z < 0).any()) if signed is None else signed
     fig = _facets(shown, tokens, titles[:most] if len(z) > 1 or names else None)
     scale = colour_scale(shown, zero_centred=signed, limits=range)
-    fig.update_layout(coloraxis=shared_colour_axis(scale, "weight"), plot_bgcolor=theme.GAP)
+    colours = shared_colour_axis(scale, "weight", fig.layout.height)
+    fig.update_layout(coloraxis=colours, plot_bgcolor=theme.GAP)
     if len(shown) < len(z):
         left_out = f"the first {len(shown)} of {len(z)} {kind}s"
         title = f"{title} ({left_out})" if title else left_out.capitalize()
@@ -61,7 +70,8 @@ def pattern(
 
 def _facets(z: np.ndarray, tokens: Labels | None, titles: Sequence[str] | None) -> go.Figure:
     """One square heatmap per head. z: [head query_pos key_pos]"""
-    across = 2 if len(z) == 4 else min(len(z), 3)
+    most = 3 if z.shape[2] > 8 else 5
+    across = side_by_side(titles or [""] * len(z), z.shape[2], most=most)
     down = math.ceil(len(z) / across)
     keys = token_labels(tokens, z.shape[2])
     # with fewer queries than keys (one decoding step, say) the queries are the last positions
@@ -75,14 +85,15 @@ def _facets(z: np.ndarray, tokens: Labels | None, titles: Sequence[str] | None) 
         horizontal_spacing=0.04,
         vertical_spacing=min(0.1, 0.3 / down),
     )
-    theme.styled(fig, height=130 + down * (430, 330, 250)[across - 1])
+    theme.styled(fig, height=130 + down * HEIGHTS[across - 1])
     fig.update_layout(margin_t=48 if titles else 32)
     for i, matrix in enumerate(z):
         trace = heat_trace(matrix, queries, keys, names=("query", "key", "weight"), text=False)
         trace.update(coloraxis="coloraxis")
         fig.add_trace(trace, row=i // across + 1, col=i % across + 1)
-    fig.update_xaxes(category_axis(None), constrain="domain")
-    fig.update_yaxes(category_axis(None), autorange="reversed", constrain="domain")
+    fig.update_xaxes(category_axis(None, WIDTH / across / z.shape[2]), constrain="domain")
+    room = (HEIGHTS[across - 1] - 50) / z.shape[1]
+    fig.update_yaxes(category_axis(None, room), autorange="reversed", constrain="domain")
     for i, _ in enumerate(z):
         row, col = i // across + 1, i % across + 1
         lowest = i + across >= len(z)

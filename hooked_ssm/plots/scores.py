@@ -52,6 +52,7 @@ def score_bars(
             x=labels,
             y=rows[column].to_numpy(),
             name=name,
+            offsetgroup=name,
             error_y={"array": rows[error].to_numpy(), "color": theme.INK},
             marker={"color": colour},
             hovertemplate=f"%{{x}}<br>{name} %{{y:.3f}}<extra></extra>",
@@ -61,11 +62,15 @@ def score_bars(
         y=rows["chance"].to_numpy(),
         name="chance (uniform pattern)",
         mode="markers",
+        offsetgroup="by pattern",  # which is what it is the chance of
         marker={"symbol": "line-ew-open", "size": 36, "color": theme.INK},
         hovertemplate="chance %{y:.3f}<extra></extra>",
     )
     fig.update_layout(
-        barmode="group", bargap=0.25, legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"}
+        barmode="group",
+        scattermode="group",
+        bargap=0.25,
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
     )
     fig.update_xaxes(type="category", showgrid=False)
     return fig.update_yaxes(title_text="score", zeroline=True)

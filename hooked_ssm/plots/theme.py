@@ -99,7 +99,7 @@ _COLOUR_BAR = {
     "outlinewidth": 0,
     "thickness": 14,
     "ypad": 0,
-    "ticksuffix": "\u2002",  # keeps the title off the tick labels
+    "ticksuffix": "\u2003",  # keeps the title off the tick labels
     "tickcolor": INK,
     "tickfont": {"color": INK},
     "title": {"side": "right", "font": {"color": INK}},

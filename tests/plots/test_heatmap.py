@@ -9,7 +9,7 @@ import torch
 
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import heatmap, theme
-from hooked_ssm.plots.heatmap import MAX_CELLS_WITH_TEXT
+from hooked_ssm.plots.heatmap import LONGEST_BAR, MAX_CELLS_WITH_TEXT, side_by_side
 from hooked_ssm.plots.labels import escape, visible
 
 
@@ -91,3 +91,24 @@ def test_white_space_shows_and_long_tokens_are_cut():
     cut = visible("x" * 30 + "end")
     assert len(cut) == 24 and cut.endswith("end") and "…" in cut
     assert escape("</script>") == "&lt;/script&gt;"
+
+
+def test_every_label_shows_where_there_is_room():
+    few = heatmap(np.ones((3, 17)), cols=[f"token {i}" for i in range(17)])
+    assert few.layout.xaxis.dtick == few.layout.yaxis.dtick == 1
+    many = heatmap(np.ones((200, 300)))
+    assert many.layout.xaxis.dtick is many.layout.yaxis.dtick is None
+
+
+def test_a_colour_bar_is_no_taller_than_is_of_use():
+    assert heatmap(np.ones((3, 3))).data[0].colorbar.lenmode is None
+    tall = heatmap(np.ones((40, 3)), value_name="<v>").data[0].colorbar
+    assert (tall.lenmode, tall.len, tall.title.text) == ("pixels", LONGEST_BAR, "&lt;v&gt;")
+
+
+@pytest.mark.parametrize(
+    ("n", "cols", "title", "wanted"),
+    [(10, 7, "mamba", 5), (4, 17, "carry", 2), (3, 13, "", 3), (10, 7, "gated_delta_net: head", 4)],
+)
+def test_small_multiples_fill_their_rows_and_leave_titles_their_room(n, cols, title, wanted):
+    assert side_by_side([title] * n, cols) == wanted
