@@ -18,7 +18,7 @@ from hooked_ssm.model import HookedModel
 def from_state_dict(
     state_dict: Mapping[str, Tensor], cfg: ModelConfig, layout: str = "hooked_ssm"
 ) -> HookedModel:
-    """Build a model from copies of somebody's weights.
+    """Build a model from copies of somebody's weights. It is in eval mode, as Hugging Face's are.
 
     Args:
         state_dict: Tensors by name.
@@ -34,7 +34,7 @@ def from_state_dict(
 
 
 def assemble(state_dict: Mapping[str, Tensor], cfg: ModelConfig, layout: Layout) -> HookedModel:
-    """Build a model from copies of weights in a layout (`from_state_dict` names the errors)."""
+    """Build a model, in eval mode, from copies of weights (`from_state_dict` names the errors)."""
     model = HookedModel(cfg, initialise=False)
     unset = model.state_dict(keep_vars=True)
     values = _Reading(state_dict, cfg, layout).read(unset)
@@ -43,7 +43,7 @@ def assemble(state_dict: Mapping[str, Tensor], cfg: ModelConfig, layout: Layout)
         # A copy, also of a file's mapped memory (whose pages are the cache's, not ours): the model
         # owns what it holds, aligned as a fresh model's, so that both compute the same bits.
         tensor.data = values[name].detach().clone(memory_format=torch.contiguous_format)
-    return model.to(device=cfg.device, dtype=cfg.dtype)
+    return model.to(device=cfg.device, dtype=cfg.dtype).eval()
 
 
 class _Reading:

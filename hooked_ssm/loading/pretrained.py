@@ -37,7 +37,7 @@ def from_pretrained(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> HookedModel:
-    """Load a model from a folder, or by its name from the Hugging Face hub.
+    """Load a model, in eval mode, from a folder, or by its name from the Hugging Face hub.
 
     A folder is read without any network. It may be one that `save_pretrained` wrote, a Hugging
     Face one (config.json with model_type), or one of state-spaces/mamba's. No code in it is run.

@@ -64,6 +64,15 @@ def test_dtype_may_be_changed_on_the_way(tmp_path):
     assert loaded.cfg.dtype == torch.float32
 
 
+def test_what_is_loaded_is_ready_for_analysis(tmp_path):
+    model = build()
+    assert model.training  # a fresh one is ready for training
+    model.save_pretrained(tmp_path / "m")
+    loaded = HookedModel.from_pretrained(tmp_path / "m")
+    named = HookedModel.from_state_dict(model.state_dict(), model.cfg)
+    assert not any(part.training for part in (*loaded.modules(), *named.modules()))
+
+
 def test_token_names_are_kept(tmp_path):
     model = build()
     model.token_names = [f"t{i}" for i in range(13)]
