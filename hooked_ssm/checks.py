@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from hooked_ssm.errors import ConfigError, HookedSSMError, ShapeError, unknown
+from hooked_ssm.errors import ConfigError, HookedSSMError, ShapeError, near, unknown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
         allowed: In words, for messages.
         fits: Whether a value is that.
         choices: The words allowed, if it is one of some words.
-        axes: A tensor's axis words, if it is a tensor.
+        axes: A tensor's axis words, if it is a tensor or a mapping to tensors.
         remedy: What to do about a value that does not fit; "" where the words say it.
     """
 
@@ -59,6 +59,8 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite real number."""
+    if type(value) is float:  # as most are, and grammars have many
+        return math.isfinite(value)
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -88,29 +90,39 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         ShapeError: A tensor has another kind, other axes or other sizes, or is empty.
         ConfigError: Any other value that the annotation does not allow.
     """
-    plain = inspect.unwrap(function)
-    signature = inspect.signature(plain)
+    return checked_as(ConfigError, ShapeError)(function)
 
-    @functools.cache
-    def rules() -> dict[str, Rule]:
-        scope = plain.__globals__  # type: ignore[attr-defined]
-        given = {name: p.annotation for name, p in signature.parameters.items()}
-        return {
-            name: rule_of(eval_annotation(annotation, scope))
-            for name, annotation in given.items()
-            if annotation is not inspect.Parameter.empty
-        }
 
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            arguments = signature.bind(*args, **kwargs).arguments
-        except TypeError:  # Python's own message names the function and what is missing
+def checked_as(
+    error: type[HookedSSMError], tensor_error: type[HookedSSMError] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return `checked` with other errors: of any value, and of tensors (the same if None)."""
+
+    def wrapped(function: Callable[P, R]) -> Callable[P, R]:
+        plain = inspect.unwrap(function)
+        signature = inspect.signature(plain)
+        title = plain.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+
+        @functools.cache
+        def rules() -> dict[str, Rule]:
+            return {
+                name: rule_of(eval_annotation(given.annotation, plain.__globals__))  # type: ignore[attr-defined]
+                for name, given in signature.parameters.items()
+                if given.annotation is not inspect.Parameter.empty
+            }
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                arguments = signature.bind(*args, **kwargs).arguments
+            except TypeError:  # Python's own message names the function and what is missing
+                return function(*args, **kwargs)
+            _check(arguments, rules(), f"{title}: ", error, tensor_error or error)
             return function(*args, **kwargs)
-        _check_arguments(plain.__name__, arguments, rules())
-        return function(*args, **kwargs)
 
-    return call
+        return call
+
+    return wrapped
 
 
 def eval_annotation(annotation: Any, scope: dict[str, Any]) -> Any:
@@ -122,38 +134,6 @@ def eval_annotation(annotation: Any, scope: dict[str, Any]) -> Any:
     )["it"]
 
 
-def _check_arguments(
-    function: str, arguments: Mapping[str, Any], rules: Mapping[str, Rule]
-) -> None:
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, value in arguments.items():
-        rule = rules.get(name)
-        if rule is None:
-            continue
-        if not rule.fits(value):
-            kind = ShapeError if isinstance(value, Tensor) or rule.axes else ConfigError
-            raise kind(f"{function}: {_refusal(name, value, rule)}")
-        if isinstance(value, Tensor) and rule.axes:
-            _bind(f"{function}: {name}", value, rule.axes, sizes)
-
-
-def _bind(
-    what: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str, tuple[int, str]]
-) -> None:
-    """Hold a tensor's sizes against those that the arguments before it have."""
-    for axis, size in zip(axes, tensor.shape, strict=False):
-        if not axis.isidentifier():  # *anything: as many axes as there are
-            return
-        if size == 0:
-            raise ShapeError(f"{what} is empty: {shown(tensor)}, wanted [{', '.join(axes)}]")
-        before, who = sizes.setdefault(axis, (size, what.rpartition(" ")[2]))
-        if size != before:
-            raise ShapeError(
-                f"{what} is {shown(tensor)}, [{', '.join(axes)}], so {axis} is {size}; but it is "
-                f"{before} in {who}: they must agree"
-            )
-
-
 def check_fields(
     instance: Any, error: type[HookedSSMError] = ConfigError, prefix: str = ""
 ) -> None:
@@ -163,18 +143,72 @@ def check_fields(
         error: Raised if a field does not fit its annotation.
         prefix: What stands before a field's name in the message.
     """
-    for name, rule in _field_rules(type(instance)).items():  # type: ignore[arg-type]
-        value = getattr(instance, name)
-        if not rule.fits(value):
-            raise error(prefix + _refusal(name, value, rule))
-        if isinstance(value, np.generic) or (isinstance(value, Tensor) and not rule.axes):
+    rules = _field_rules(type(instance))  # type: ignore[arg-type]
+    values = {name: getattr(instance, name) for name in rules}
+    _check(values, rules, prefix, error, error, empty=True)
+    for name, value in values.items():
+        if isinstance(value, np.generic) or (isinstance(value, Tensor) and not rules[name].axes):
             object.__setattr__(instance, name, value.item())
+
+
+def _check(
+    values: Mapping[str, Any],
+    rules: Mapping[str, Rule],
+    prefix: str,
+    error: type[HookedSSMError],
+    tensor_error: type[HookedSSMError],
+    empty: bool = False,
+) -> None:
+    """Hold values to their rules, and tensors' sizes to each other."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, value in values.items():
+        rule = rules.get(name, ANYTHING)
+        about_tensors = isinstance(value, Tensor) or (rule.axes and not isinstance(value, str))
+        if not rule.fits(value):
+            raise (tensor_error if about_tensors else error)(prefix + _refusal(name, value, rule))
+        for label, tensor in _tensors(name, value) if rule.axes else ():
+            problem = _bind(label, tensor, rule.axes or (), sizes, empty)
+            if problem:
+                raise tensor_error(prefix + problem)
+
+
+def _tensors(name: str, value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors of an argument, by what messages call them."""
+    if isinstance(value, Mapping):
+        return [(f"{name}[{key!r}]", tensor) for key, tensor in value.items()]
+    return [(name, value)] if isinstance(value, Tensor) else []
+
+
+def _bind(
+    what: str,
+    tensor: Tensor,
+    axes: tuple[str, ...],
+    sizes: dict[str, tuple[int, str]],
+    empty: bool,
+) -> str:
+    """What is wrong with a tensor's sizes, those of the arguments before it given; "" if right."""
+    wanted = f"[{', '.join(axes)}]"
+    for axis, size in zip(axes, tensor.shape, strict=False):
+        if not axis.isidentifier():  # *anything: as many axes as there are
+            break
+        if size == 0 and not empty:
+            return f"{what} is empty: {shown(tensor)}, wanted {wanted}"
+        before, who = sizes.setdefault(axis, (size, what))
+        if size != before:
+            return (
+                f"{what} is {shown(tensor)}, {wanted}, so {axis} is {size}; but it is {before} in "
+                f"{who}: they must agree"
+            )
+    return ""
 
 
 @functools.cache
 def _field_rules(kind: type) -> dict[str, Rule]:
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: rule_of(hints[field.name]) for field in fields(kind)}
+    try:
+        hints = typing.get_type_hints(kind, include_extras=True)
+    except NameError:  # a type that only the function around the class, or a type checker, knows
+        hints = {}
+    return {field.name: rule_of(hints.get(field.name, Any)) for field in fields(kind)}
 
 
 def _refusal(name: str, value: Any, rule: Rule) -> str:
@@ -264,10 +298,14 @@ def _sequence(entry: Rule) -> Rule:
         listed = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
         if isinstance(value, Tensor | np.ndarray) and value.ndim != 1:
             return False
-        return listed and all(entry.fits(one) for one in value)
+        return listed and all(map(entry.fits, value))
 
     def remedy(value: Any) -> str:
-        return f"Put it in a list: [{shown(value)}]" if entry.fits(value) else ""
+        if entry.fits(value):
+            return f"Put it in a list: [{shown(value)}]"
+        words = [one for one in value if isinstance(one, str)] if isinstance(value, list | tuple) else []
+        close = [near(one, entry.choices, 1) for one in words if not entry.fits(one)]
+        return f"Did you mean {close[0][0]!r}?" if close and close[0] else ""
 
     plural = entry.allowed.removeprefix("a finite ").removeprefix("an ").removeprefix("a ")
     words = f"{plural}s" if not entry.choices else f"words of {entry.allowed}"
@@ -280,7 +318,7 @@ def _mapping(key: Rule, entry: Rule) -> Rule:
             key.fits(name) and entry.fits(one) for name, one in value.items()
         )
 
-    return Rule(f"a mapping from {key.allowed} to {entry.allowed}", fits)
+    return Rule(f"a mapping from {key.allowed} to {entry.allowed}", fits, axes=entry.axes)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
 
 import torch
 
+from hooked_ssm.checks import Count, Natural, NonNegative, Rule, check_fields
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.layers import ACTIVATIONS
 from hooked_ssm.mixers import MIXERS, MixerOptions, find_mixer
@@ -21,15 +22,47 @@ STACKS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
 }
 
-NORMS = ("layer", "rms")
-POSITIONS = ("learned", "rotary", "none")
-INITS = ("paper", "uniform")
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+def _is_device(value: Any) -> bool:
+    try:
+        torch.device(value)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _names_mixer(layer: Any) -> bool:
+    return isinstance(layer, str) or all(isinstance(setting, str) for setting in layer)
+
+
+NormKind = Literal["layer", "rms"]
+Activation = Annotated[
+    str, Rule(", ".join(ACTIVATIONS), ACTIVATIONS.__contains__, choices=tuple(ACTIVATIONS))
+]
+Layers = Annotated[
+    Sequence[str | Mapping[str, Any]],
+    Rule(
+        "a list with a mixer's name, or a mapping {'mixer': name, setting: value}, per layer",
+        lambda value: all(map(_names_mixer, value)),
+    ),
+]
+SeedNumber = Annotated[
+    int, Rule("an integer of 64 bits, such as 0", lambda value: -(2**63) <= value < 2**64)
+]
+Dtype = Annotated[
+    torch.dtype,
+    Rule(", ".join(f"torch.{name}" for name in DTYPES), lambda value: value in DTYPES.values()),
+]
+Device = Annotated[
+    torch.device | str, Rule("a device of torch, such as 'cpu' or 'cuda:0'", _is_device)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +81,7 @@ class ModelConfig:
         n_ctx: Longest sequence for learned positions and long filters; others take any length.
         n_heads: Heads of every mixer that has heads.
         d_mlp: Hidden width of the MLP after each mixer; 0 for none. None: 4 d_model, or none after
-            mixers that have none in the paper (Mamba, Mamba-2).
+            mixers that have none in the paper (Mamba, Mamba-2); it then reads as the largest.
         act: The MLP's nonlinearity, "gelu" (exact), "gelu_tanh" (GPT-2's), "relu" or "silu".
         gated_mlp: Whether the MLP multiplies the activated branch by a linear one (Llama).
         mlp_bias: Whether the MLP's layers have biases.
@@ -65,39 +98,37 @@ class ModelConfig:
         seed: Of the generator that draws the parameters.
         dtype: Of the parameters (decay, step size and state are float32 under any).
         device: Where the model is; not saved.
+
+    Raises:
+        ConfigError: A value has the wrong type, is out of range or contradicts another.
     """
 
-    d_model: int
-    d_vocab: int
-    n_ctx: int
+    d_model: Count
+    d_vocab: Count
+    n_ctx: Count
     architecture: str | None = None
-    mixers: Sequence[str | Mapping[str, Any]] = ()
+    mixers: Layers = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    n_layers: int | None = None
-    n_heads: int = 1
-    d_mlp: int | None = None
-    act: str = "gelu"
+    n_layers: Count | None = None
+    n_heads: Count = 1
+    d_mlp: Natural | None = None
+    act: Activation = "gelu"
     gated_mlp: bool = False
     mlp_bias: bool = True
     parallel_attn_mlp: bool = False
-    norm: str | None = None
-    norm_eps: float = 1e-5
-    final_norm: str = "layer"
-    positions: str | None = None
+    norm: NormKind | None = None
+    norm_eps: NonNegative = 1e-5
+    final_norm: NormKind = "layer"
+    positions: Literal["learned", "rotary", "none"] | None = None
     tie_embeddings: bool = True
-    init: str = "paper"
-    seed: int = 0
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
+    init: Literal["paper", "uniform"] = "paper"
+    seed: SeedNumber = 0
+    dtype: Dtype = torch.float32
+    device: Device = "cpu"
+    has_default_d_mlp: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "d_vocab", "n_ctx", "n_heads"):
-            self._at_least_one(name)
-        self._one_of("act", ACTIVATIONS)
-        self._one_of("norm", (*NORMS, None))
-        self._one_of("final_norm", NORMS)
-        self._one_of("positions", (*POSITIONS, None))
-        self._one_of("init", INITS)
+        check_fields(self)
         layers = tuple(self._layers())
         set_ = object.__setattr__
         set_(self, "mixers", layers)
@@ -107,18 +138,10 @@ class ModelConfig:
             wanted = [find_mixer(layer["mixer"]).block_defaults.positions for layer in layers]
             set_(self, "positions", next((p for p in wanted if p != "none"), "none"))
         set_(self, "mixers", tuple(self._completed(layers)))
-        for layer in range(len(layers)):
-            self.mixer_options(layer)
-
-    def _at_least_one(self, name: str) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name}={value!r}; allowed: an int >= 1")
-
-    def _one_of(self, name: str, allowed: Any) -> None:
-        value = getattr(self, name)
-        if value not in allowed:
-            raise ConfigError(unknown(name, value, [a for a in allowed if a is not None]))
+        set_(self, "mixers", tuple(map(self._checked, range(len(layers)))))
+        if self.d_mlp is None:
+            set_(self, "has_default_d_mlp", True)
+            set_(self, "d_mlp", max(map(self.block_d_mlp, range(len(layers)))))
 
     def _layers(self) -> list[dict[str, Any]]:
         """One mapping per layer, from `mixers` or from the architecture."""
@@ -138,10 +161,13 @@ class ModelConfig:
                 if "mixer" not in layer:
                     raise ConfigError(f"mixers: {layer!r} names no mixer: add {{'mixer': ...}}")
         else:
-            self._at_least_one("n_layers")
+            if self.n_layers is None:
+                raise ConfigError(
+                    "n_layers=None; allowed: an integer >= 1, unless mixers are given"
+                )
             find_mixer(str(self.architecture))
             stack = STACKS.get(str(self.architecture), ({"mixer": self.architecture},))
-            layers = [dict(stack[i % len(stack)]) for i in range(int(self.n_layers or 0))]
+            layers = [dict(stack[i % len(stack)]) for i in range(self.n_layers)]
         return self._with_options(layers)
 
     def _with_options(self, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,6 +196,12 @@ class ModelConfig:
             )
         return completed
 
+    def _checked(self, layer: int) -> dict[str, Any]:
+        """A layer's settings as its options hold them: numpy's numbers become Python's."""
+        options = self.mixer_options(layer)
+        settings = {n: getattr(options, n) for n in self.mixers[layer] if n != "mixer"}
+        return {"mixer": self.mixer_name(layer), **settings}
+
     def mixer_options(self, layer: int) -> MixerOptions:
         """Return the complete settings of a layer's mixer."""
         settings = dict(self.mixers[layer])  # type: ignore[arg-type]
@@ -186,7 +218,7 @@ class ModelConfig:
 
     def block_d_mlp(self, layer: int) -> int:
         """Return the hidden width of a layer's MLP, 0 for none."""
-        if self.d_mlp is not None:
+        if self.d_mlp is not None and not self.has_default_d_mlp:
             return self.d_mlp
         has = find_mixer(self.mixer_name(layer)).block_defaults.mlp
         return 4 * self.d_model if has else 0
@@ -222,10 +254,11 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able description from which `from_dict` builds an equal config."""
-        described = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "device"}
+        described = {f.name: getattr(self, f.name) for f in _given_fields() if f.name != "device"}
         described["mixers"] = [dict(m) for m in self.mixers]  # type: ignore[arg-type]
         described["options"] = dict(self.options)
         described["dtype"] = str(self.dtype).removeprefix("torch.")
+        described["d_mlp"] = None if self.has_default_d_mlp else self.d_mlp
         return described
 
     @classmethod
@@ -233,12 +266,20 @@ class ModelConfig:
         """Build a config from what `to_dict` returned.
 
         Raises:
-            ConfigError: It holds an unknown field.
+            ConfigError: It lacks a field, holds an unknown one, or a value that does not fit.
         """
-        allowed = [f.name for f in fields(cls)]
+        if not isinstance(description, Mapping):
+            raise ConfigError(
+                f"a config's description is a mapping from field to value, got {description!r}"
+            )
+        allowed = [f.name for f in _given_fields()]
         for name in description:
             if name not in allowed:
                 raise ConfigError(unknown("config field", name, allowed))
+        required = [f.name for f in _given_fields() if f.default is f.default_factory is MISSING]
+        missing = [name for name in required if name not in description]
+        if missing:
+            raise ConfigError(f"the config lacks {', '.join(missing)}; required: {required}")
         dtype = description.get("dtype", torch.float32)
         if isinstance(dtype, str):
             if dtype not in DTYPES:
@@ -248,7 +289,13 @@ class ModelConfig:
 
     def with_(self, **changes: Any) -> ModelConfig:
         """Return a copy with some fields changed, checked again."""
-        return replace(self, **changes)
+        left_out = {"d_mlp": None} if self.has_default_d_mlp else {}
+        return replace(self, **{**left_out, **changes})
+
+
+def _given_fields() -> list[Field]:
+    """The fields that whoever builds a config may give."""
+    return [f for f in fields(ModelConfig) if f.init]
 
 
 def _setting_names(mixer: str) -> list[str]:

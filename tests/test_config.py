@@ -69,13 +69,13 @@ def test_options_go_to_the_layers_that_have_them():
     [
         ({}, "give architecture='mamba'"),
         ({"architecture": "mambo", "n_layers": 1}, "did you mean 'mamba'"),
-        ({"architecture": "mamba"}, "n_layers=None; allowed: an int >= 1"),
+        ({"architecture": "mamba"}, "n_layers=None; allowed: an integer >= 1"),
         ({"architecture": "mamba", "n_layers": 0}, "n_layers=0"),
         ({"mixers": ["mamba"], "n_layers": 2}, "mixers lists 1 layers"),
         ({"mixers": [{"d_state": 3}]}, "names no mixer"),
         ({"mixers": ["mamba"], "options": {"d_stat": 3}}, "did you mean 'd_state'"),
         ({"mixers": [{"mixer": "mamba", "dstate": 3}]}, "did you mean 'd_state'"),
-        ({"mixers": ["mamba"], "d_model": 0}, "d_model=0; allowed: an int >= 1"),
+        ({"mixers": ["mamba"], "d_model": 0}, "d_model=0; allowed: an integer >= 1"),
         ({"mixers": ["mamba"], "d_vocab": 1.5}, "d_vocab=1.5"),
         ({"mixers": ["mamba"], "norm": "batch"}, "unknown norm 'batch'.*Allowed: layer, rms"),
         ({"mixers": ["mamba"], "act": "step"}, "unknown act 'step'"),
@@ -106,7 +106,7 @@ def test_unknown_fields_of_a_saved_config_are_named():
         ModelConfig.from_dict({**saved, "dtype": "float8"})
 
 
-def test_changes_are_checked_again():
+def test_changes_are_checked_again(as_shipped):
     cfg = ModelConfig(mixers=["mamba"], **SIZES)
     assert cfg.with_(seed=4).seed == 4 and cfg.seed == 0
     with pytest.raises(ConfigError):

@@ -14,13 +14,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # DESIGN section 2, lowest first: a module may import from its own row and the rows before it.
 ROWS = (
-    ("errors", "shapes", "files", "checks", "progress"),
+    ("errors", "shapes", "files", "checks", "progress", "html_table"),
     ("hook_names",),
     ("hook_points",),
     ("layers", "ops"),
     ("mixers",),
     ("config",),
-    ("block", "cache", "tokens", "inputs", "loss", "generation", "lens_weights"),
+    ("block", "cache", "tokens", "inputs", "loss", "generation", "lens_weights", "summary"),
     ("root",),
     ("model",),
     ("reference", "loading", "tasks"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hooked_ssm.config import ModelConfig
+from hooked_ssm.config import ModelConfig, NormKind
 from hooked_ssm.errors import CheckpointError, ConfigError
 from hooked_ssm.mixers import find_mixer
 
@@ -255,7 +255,7 @@ def config_from_mamba_ssm(description: Mapping[str, Any], d_vocab: int) -> Model
     for name in ("attn_layer_idx", "d_intermediate"):
         if description.get(name):
             raise CheckpointError(f"mamba_ssm with {name}={description[name]!r} is not supported")
-    norm = "rms" if description.get("rms_norm", True) else "layer"
+    norm: NormKind = "rms" if description.get("rms_norm", True) else "layer"
     try:
         layer = _mamba_ssm_layer(description)
         return ModelConfig(

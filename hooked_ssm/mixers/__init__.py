@@ -51,8 +51,11 @@ def find_mixer(name: str) -> type[Mixer]:
     Raises:
         ConfigError: Unknown name.
     """
-    if name not in MIXERS:
-        raise ConfigError(unknown("mixer", name, MIXERS))
+    if not isinstance(name, str) or name not in MIXERS:
+        raise ConfigError(
+            f"{unknown('mixer', name, MIXERS)}. A mixer of your own must be registered first: "
+            "hooked_ssm.mixers.register_mixer"
+        )
     return MIXERS[name]
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hooked_ssm.checks import Count, Positive, Rule
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.rotary import rotate
+
+EvenCount = Annotated[
+    int, Rule("an even integer >= 2", lambda value: value >= 2 and value % 2 == 0)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +37,15 @@ class AttentionOptions(MixerOptions):
         scale: What scores are multiplied by; None = 1/sqrt(d_head).
     """
 
-    n_heads: int = 1
-    n_kv_heads: int | None = None
-    d_head: int | None = None
+    n_heads: Count = 1
+    n_kv_heads: Count | None = None
+    d_head: Count | None = None
     rotary: bool = False
-    rotary_dim: int | None = None
-    rotary_base: float = 10_000.0
+    rotary_dim: EvenCount | None = None
+    rotary_base: Positive = 10_000.0
     qkv_bias: bool = False
     out_bias: bool = True
-    scale: float | None = None
+    scale: int | float | None = None
 
 
 class Attention(Mixer):
@@ -71,7 +77,13 @@ class Attention(Mixer):
                 f"attention: n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}"
             )
         self.d_head = options.d_head or d_model // self.n_heads
-        self.scale = options.scale or 1 / math.sqrt(self.d_head)
+        self.scale = 1 / math.sqrt(self.d_head) if options.scale is None else options.scale
+        self.rotary_dim = options.rotary_dim or self.d_head
+        if options.rotary and (self.rotary_dim % 2 or self.rotary_dim > self.d_head):
+            raise ConfigError(
+                f"attention: rotary_dim={self.rotary_dim} with d_head={self.d_head}; pairs of "
+                "dimensions are rotated: set an even rotary_dim <= d_head, or an even d_head"
+            )
         bias = options.qkv_bias
         self.q_proj = Linear(d_model, self.n_heads * self.d_head, bias=bias)
         self.k_proj = Linear(d_model, self.n_kv_heads * self.d_head, bias=bias)
@@ -147,7 +159,7 @@ class Attention(Mixer):
             )
         )
         if self.options.rotary:
-            dim, base = self.options.rotary_dim or self.d_head, self.options.rotary_base
+            dim, base = self.rotary_dim, self.options.rotary_base
             q = self.hook_rot_q(rotate(q, segment.positions, dim, base))
             k = self.hook_rot_k(rotate(k, segment.positions, dim, base))
         k, v, real, carried = self._with_past(k, v, segment, carried)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hooked_ssm.checks import Positive, check_fields
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
 from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.hook_points import HookFamily, SpecHookPoint
@@ -21,20 +22,46 @@ Carried = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class MixerOptions:
-    """Settings of one mixer; each mixer has a subclass with its own."""
+    """Settings of one mixer; each mixer has a subclass with its own.
+
+    Annotations say what is allowed (`hooked_ssm.checks`): a value that does not fit is refused.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix=f"{type(self).__name__}: ")
 
     @classmethod
     def read(cls, mixer: str, settings: Mapping[str, Any]) -> MixerOptions:
         """Build the options from a mapping.
 
         Raises:
-            ConfigError: A setting is not one of this mixer's.
+            ConfigError: A setting is not one of this mixer's, or has a value that does not fit.
         """
         allowed = [field.name for field in fields(cls)]
         for name in settings:
             if name not in allowed:
                 raise ConfigError(unknown(f"setting of mixer {mixer!r}:", name, allowed))
         return cls(**settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSizeOptions(MixerOptions):
+    """Settings of mixers with a step size.
+
+    Attributes:
+        dt_min, dt_max: Range of the step size at initialisation.
+    """
+
+    dt_min: Positive = 1e-3
+    dt_max: Positive = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dt_min > self.dt_max:
+            raise ConfigError(
+                f"{type(self).__name__}: dt_min={self.dt_min} is above dt_max={self.dt_max}; "
+                "exchange them"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.checks import Count
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
@@ -28,14 +29,9 @@ class BaseConvOptions(MixerOptions):
         act: Whether SiLU follows the convolution and the gate (the paper has none).
     """
 
-    kernel_size: int | str = 3
-    filter_order: int = 16
+    kernel_size: Count | Literal["long"] = 3
+    filter_order: Count = 16
     act: bool = False
-
-    def __post_init__(self) -> None:
-        size = self.kernel_size
-        if size != "long" and not (isinstance(size, int) and size >= 1):
-            raise ConfigError(f"base_conv: kernel_size={size!r}; allowed: an int >= 1, or 'long'")
 
 
 class BaseConv(Mixer):

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hooked_ssm.checks import Count, NonNegative
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
@@ -31,9 +32,9 @@ class BasedOptions(MixerOptions):
         eps: Added to the normaliser (zoology: 1e-12).
     """
 
-    n_heads: int = 1
-    feature_dim: int = 8
-    eps: float = 1e-12
+    n_heads: Count = 1
+    feature_dim: Count = 8
+    eps: NonNegative = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from hooked_ssm.checks import Positive
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.mixers.base import Segment
 from hooked_ssm.mixers.delta_rule_mixer import NO_CONV, NO_GATE, DeltaRuleMixer, DeltaRuleOptions
@@ -19,7 +20,7 @@ class DeltaNetOptions(DeltaRuleOptions):
         expand_k, expand_v: Key and value width of all heads together, in units of d_model.
     """
 
-    expand_k: int | float = 1.0
+    expand_k: Positive = 1.0
 
 
 class DeltaNet(DeltaRuleMixer):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.checks import Count, Natural, NonNegative, Positive
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
@@ -38,20 +38,12 @@ class DeltaRuleOptions(MixerOptions):
         norm_eps: Added inside the output norm's root.
     """
 
-    n_heads: int = 1
-    expand_v: int | float = 1.0
-    d_conv: int = 4
+    n_heads: Count = 1
+    expand_v: Positive = 1.0
+    d_conv: Natural = 4
     use_gate: bool = False
     allow_neg_eigval: bool = False
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.n_heads < 1 or self.expand_v <= 0 or self.d_conv < 0:
-            raise ConfigError(
-                f"delta net: n_heads={self.n_heads}, expand_v={self.expand_v}, "
-                f"d_conv={self.d_conv}; allowed: n_heads >= 1, expand_v > 0, d_conv >= 0 "
-                "(0 = no convolution)"
-            )
+    norm_eps: NonNegative = 1e-5
 
 
 class DeltaRuleMixer(Mixer):

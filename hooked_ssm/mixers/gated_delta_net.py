@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hooked_ssm.checks import Count, Positive
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.layers import Linear
-from hooked_ssm.mixers.base import Segment
+from hooked_ssm.mixers.base import Segment, StepSizeOptions
 from hooked_ssm.mixers.delta_rule_mixer import NO_CONV, NO_GATE, DeltaRuleMixer, DeltaRuleOptions
 from hooked_ssm.mixers.mamba import draw_dt_bias
 from hooked_ssm.ops.output import core_dtype
@@ -20,19 +21,16 @@ LOWEST_A = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNetOptions(DeltaRuleOptions):
-    """Settings of Gated DeltaNet; those of `DeltaRuleOptions`, and:
+class GatedDeltaNetOptions(StepSizeOptions, DeltaRuleOptions):
+    """Settings of Gated DeltaNet; those of `DeltaRuleOptions` and `StepSizeOptions`, and:
 
     Attributes:
         d_key: Key width of a head; None = d_model / n_heads (zoology; fla takes 256).
-        dt_min, dt_max: Range of softplus(dt_bias) at initialisation.
     """
 
-    expand_v: int | float = 2.0
+    expand_v: Positive = 2.0
     use_gate: bool = True
-    d_key: int | None = None
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
+    d_key: Count | None = None
 
 
 class GatedDeltaNet(DeltaRuleMixer):

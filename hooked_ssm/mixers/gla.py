@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hooked_ssm.checks import Count, Natural, NonNegative, Positive
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
@@ -39,27 +40,22 @@ class GLAOptions(MixerOptions):
         norm_eps: Added inside the output norm's root.
     """
 
-    n_heads: int = 1
-    n_kv_heads: int | None = None
-    expand_k: int | float = 0.5
-    expand_v: int | float = 1.0
-    d_conv: int = 0
+    n_heads: Count = 1
+    n_kv_heads: Count | None = None
+    expand_k: Positive = 0.5
+    expand_v: Positive = 1.0
+    d_conv: Natural = 0
     use_gate: bool = True
-    decay_rank: int = 16
-    gate_logit_normalizer: int | float = 16.0
-    norm_eps: float = 1e-5
+    decay_rank: Count = 16
+    gate_logit_normalizer: Positive = 16.0
+    norm_eps: NonNegative = 1e-5
 
     def __post_init__(self) -> None:
-        if self.n_heads < 1 or self.n_heads % (self.n_kv_heads or self.n_heads):
+        super().__post_init__()
+        if self.n_heads % (self.n_kv_heads or self.n_heads):
             raise ConfigError(
-                f"gla: n_heads={self.n_heads} must be >= 1 and a multiple of n_kv_heads="
-                f"{self.n_kv_heads}"
-            )
-        if self.d_conv < 0 or self.decay_rank < 1 or self.gate_logit_normalizer <= 0:
-            raise ConfigError(
-                f"gla: d_conv={self.d_conv}, decay_rank={self.decay_rank}, gate_logit_normalizer="
-                f"{self.gate_logit_normalizer}; allowed: d_conv >= 0 (0 = no convolution), "
-                "decay_rank >= 1, gate_logit_normalizer > 0"
+                f"gla: n_heads={self.n_heads} is no multiple of n_kv_heads={self.n_kv_heads}; "
+                "change either"
             )
 
 

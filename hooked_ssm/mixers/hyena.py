@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.checks import Count, Natural, Rule
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
@@ -34,22 +35,16 @@ class HyenaOptions(MixerOptions):
             the paper's configuration switches off).
     """
 
-    d_conv: int = 3
-    filter_order: int = 64
-    emb_dim: int = 3
-    num_inner_mlps: int = 2
+    d_conv: Count = 3
+    filter_order: Count = 64
+    emb_dim: Annotated[
+        int, Rule("an odd integer >= 3", lambda value: value >= 3 and value % 2 == 1)
+    ] = 3
+    num_inner_mlps: Natural = 2
     w: int | float = 1.0
     modulate: bool = True
     normalized: bool = False
     skip: bool = False
-
-    def __post_init__(self) -> None:
-        if self.d_conv < 1 or self.filter_order < 1 or self.num_inner_mlps < 0:
-            raise ConfigError(
-                f"hyena: d_conv={self.d_conv}, filter_order={self.filter_order}, "
-                f"num_inner_mlps={self.num_inner_mlps}; allowed: d_conv >= 1, filter_order >= 1, "
-                "num_inner_mlps >= 0"
-            )
 
 
 class Hyena(Mixer):

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_ssm.errors import ConfigError
 from hooked_ssm.layers import Linear
 
 SLOWEST_DECAY, FASTEST_DECAY = math.log(100) / 1.5, math.log(100) / 0.3
@@ -48,14 +47,12 @@ class SineFilter(nn.Module):
         channels: Filters.
         length: Taps.
         order: Units of each sine layer.
-        features: Features of a tap's index; odd, at least 3.
+        features: Features of a tap's index: the index, and a cosine and a sine per frequency; odd,
+            at least 3.
         inner_layers: Sine layers after the first one.
         frequency: Initial `freq`.
         modulate: Whether the window is applied.
         normalized: Whether each tap is divided by its L1 norm over the channels.
-
-    Raises:
-        ConfigError: The features are even in number, or fewer than 3.
 
     Source: Poli et al. 2023, "Hyena Hierarchy", section 3.3; zoology, Filter.
     """
@@ -73,11 +70,6 @@ class SineFilter(nn.Module):
         normalized: bool = False,
     ):
         super().__init__()
-        if features < 3 or features % 2 == 0:
-            raise ConfigError(
-                f"a sine filter with {features} features; allowed: an odd number >= 3 (the index, "
-                "and a cosine and a sine per frequency)"
-            )
         self.length, self.frequency, self.normalized = length, float(frequency), normalized
         widths = [features, *[order] * (1 + inner_layers)]
         pairs = zip(widths, widths[1:], strict=False)

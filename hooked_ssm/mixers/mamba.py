@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.checks import Count, Natural, NonNegative
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
-from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, MixerOptions, Segment
+from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, Segment, StepSizeOptions
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
 from hooked_ssm.ops.output import ScanOutput, StatesWanted
@@ -21,8 +21,8 @@ from hooked_ssm.ops.selective_scan import selective_scan, selective_scan_pattern
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaOptions(MixerOptions):
-    """Settings of Mamba.
+class MambaOptions(StepSizeOptions):
+    """Settings of Mamba; those of `StepSizeOptions`, and:
 
     Attributes:
         d_state: States per channel.
@@ -31,30 +31,20 @@ class MambaOptions(MixerOptions):
         d_inner: Overrides expand (pretrained models).
         dt_rank: Rank of the step size's projection; None = ceil(d_model / 16).
         bias, conv_bias: Whether the projections in and out, and the convolution, have a bias.
-        dt_min, dt_max: Range of the step size at initialisation.
         norm_eps: RMS-normalise dt, B and C without weights (FalconMamba); None does not.
         pad_with_bias: Hugging Face's padding: the bias of the projection in still enters the
             convolution there, so with bias=True padding is not quite as if absent. False: it is.
     """
 
-    d_state: int = 16
-    d_conv: int = 4
-    expand: int = 2
-    d_inner: int | None = None
-    dt_rank: int | None = None
+    d_state: Count = 16
+    d_conv: Natural = 4
+    expand: Count = 2
+    d_inner: Count | None = None
+    dt_rank: Count | None = None
     bias: bool = False
     conv_bias: bool = True
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
-    norm_eps: float | None = None
+    norm_eps: NonNegative | None = None
     pad_with_bias: bool = False
-
-    def __post_init__(self) -> None:
-        if self.d_state < 1 or self.d_conv < 0 or self.expand < 1:
-            raise ConfigError(
-                f"mamba: d_state={self.d_state}, d_conv={self.d_conv}, expand={self.expand}; "
-                "allowed: d_state >= 1, d_conv >= 0 (0 = no convolution), expand >= 1"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.checks import Count, Natural, NonNegative, Rule
+from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
-from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, MixerOptions, Segment
+from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, Segment, StepSizeOptions
 from hooked_ssm.mixers.based import mix_heads
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
 from hooked_ssm.mixers.gated_norm import GatedNorm
@@ -23,12 +24,18 @@ from hooked_ssm.ops.linear_scan import linear_scan
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 from hooked_ssm.ops.ssd import ssd, ssd_pattern
 
-NORMS = ("group", "all", "none")
+Limits = Annotated[
+    Sequence[float],
+    Rule(
+        "two numbers, 0 <= lowest <= highest",
+        lambda value: len(value) == 2 and 0 <= value[0] <= value[1],
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Options(MixerOptions):
-    """Settings of Mamba-2.
+class Mamba2Options(StepSizeOptions):
+    """Settings of Mamba-2; those of `StepSizeOptions`, and:
 
     Attributes:
         n_heads: Heads; each has d_inner / n_heads channels (the authors take 64 channels a head).
@@ -44,41 +51,31 @@ class Mamba2Options(MixerOptions):
         D_per_channel: One skip weight D per channel instead of one per head.
         bias, conv_bias: Whether the projections in and out, and the convolution, have a bias.
         dt_limit: Lowest and highest step size; None for no limits.
-        dt_min, dt_max: Range of the step size at initialisation.
         learn_initial_state: Start from a trained state instead of zero (Mamba2Simple).
     """
 
-    n_heads: int = 1
-    d_state: int = 128
-    n_groups: int = 1
-    d_conv: int = 4
-    expand: int = 2
-    d_inner: int | None = None
+    n_heads: Count = 1
+    d_state: Count = 128
+    n_groups: Count = 1
+    d_conv: Natural = 4
+    expand: Count = 2
+    d_inner: Count | None = None
     norm: Literal["group", "all", "none"] = "group"
     norm_before_gate: bool = False
-    norm_eps: float = 1e-5
+    norm_eps: NonNegative = 1e-5
     D_per_channel: bool = False
     bias: bool = False
     conv_bias: bool = True
-    dt_limit: Sequence[float] | None = None
-    dt_min: float = 1e-3
-    dt_max: float = 0.1
+    dt_limit: Limits | None = None
     learn_initial_state: bool = False
 
     def __post_init__(self) -> None:
-        if self.d_state < 1 or self.d_conv < 0 or self.expand < 1 or self.n_groups < 1:
-            raise ConfigError(
-                f"mamba2: d_state={self.d_state}, d_conv={self.d_conv}, expand={self.expand}, "
-                f"n_groups={self.n_groups}; allowed: d_state, expand, n_groups >= 1, d_conv >= 0 "
-                "(0 = no convolution)"
-            )
+        super().__post_init__()
         if self.n_heads % self.n_groups:
             raise ConfigError(
                 f"mamba2: n_groups={self.n_groups} does not divide n_heads={self.n_heads}; "
                 "change either"
             )
-        if self.norm not in NORMS:
-            raise ConfigError(unknown("mamba2 norm", self.norm, NORMS))
 
 
 @dataclass(frozen=True, kw_only=True)

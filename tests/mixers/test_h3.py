@@ -353,7 +353,7 @@ def test_what_the_authors_do_not_decay_is_marked():
 
 
 def test_errors_name_what_is_wrong():
-    with pytest.raises(ConfigError, match="d_state=1, head_dim=2; allowed"):
+    with pytest.raises(ConfigError, match="d_state=1; allowed: an integer >= 2"):
         H3Options(d_state=1)
     with pytest.raises(ConfigError, match="head_dim=4 must divide d_model=6"):
         H3(6, 16, H3Options(head_dim=4))
