@@ -63,7 +63,7 @@ def main() -> None:
         estimated = attribution_patching(model, clean, corrupted, metric, steps=8, **given)
         for site, row in agreement(estimated, exact).set_index("site").iterrows():
             estimates.append(
-                f"| {name} | {site} | {row["cells"]:.0f} | {row['rank_correlation']:.2f} | "
+                f"| {name} | {site} | {row['cells']:.0f} | {row['rank_correlation']:.2f} | "
                 f"{row['mean_error']:.2f} | {row['largest_effect']:.2f} |"
             )
     print("| model | unit | kept | faithfulness | edges |\n|---|---|---|---|---|")
