@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 from transformer_lens import ActivationCache
@@ -13,6 +14,7 @@ from transformer_lens.utilities import Slice, SliceInput, get_act_name
 
 from hooked_ssm.errors import HookNameError, near
 from hooked_ssm.hook_names import spellings
+from hooked_ssm.html_table import titled_table
 
 _AROUND_MLP = re.compile(r"^blocks\.(\d+)\.hook_(mlp_out|resid_mid)$")
 
@@ -43,6 +45,19 @@ class HookedCache(ActivationCache):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.cache_dict)
+
+    def _repr_html_(self) -> str:
+        rows = {
+            name: {
+                "shape": list(value.shape),
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "MB": value.numel() * value.element_size() / 1e6,
+            }
+            for name, value in self.cache_dict.items()
+        }
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=["shape", "dtype", "MB"])
+        detail = f"{len(rows)} activations, {table['MB'].sum():.3g} MB"
+        return titled_table("HookedCache", table, detail)
 
     def _spellings(self, key: Any) -> list[str]:
         if isinstance(key, str):

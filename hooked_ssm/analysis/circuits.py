@@ -33,6 +33,7 @@ from hooked_ssm.analysis.metrics import (
 )
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.errors import ConfigError
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Circuit:
         return circuit_graph(edges, **{"title": title, **kwargs})
 
     def _repr_html_(self) -> str:
-        head = f"<p>{len(self.edges)} of {self.n_edges} edges, faithfulness "
-        return f"{head}{self.faithfulness:.3f}</p>{self.frame._repr_html_()}"
+        detail = f"{len(self.edges)} of {self.n_edges} edges, faithfulness {self.faithfulness:.3f}"
+        return titled_table("Circuit", self.frame, detail)
 
 
 def part_of(node: Node) -> str:
@@ -130,6 +131,9 @@ class EdgeAttribution:
             "stderr": error.tolist(),
         })  # fmt: skip
         return frame.sort_values("score", key=abs, ascending=False, ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        return titled_table("Edge attribution", self.frame, f"{len(self.edges)} edges")
 
     def circuit(
         self,

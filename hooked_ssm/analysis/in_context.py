@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hooked_ssm.analysis.documents import mean_and_error
 from hooked_ssm.errors import ShapeError
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 
 
@@ -35,7 +36,7 @@ class LossCurve:
         return loss_by_position({name: self.frame})
 
     def _repr_html_(self) -> str:
-        return f"<p><b>Loss per position</b></p>{self.frame._repr_html_()}"
+        return titled_table("Loss per position", self.frame)
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ from hooked_ssm.analysis.detection import (
 from hooked_ssm.analysis.documents import Documents, as_documents, behaviour, mean_and_error
 from hooked_ssm.analysis.token_mixing import token_mixing
 from hooked_ssm.errors import HookNameError
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import Task, TaskBatch
 
@@ -72,7 +73,7 @@ class DetectionScores:
 
     def _repr_html_(self) -> str:
         rows = self.frame[self.frame["unit"] != "channel"]
-        return f"<p><b>{_title(self.kind)} scores</b></p>" + rows._repr_html_()
+        return titled_table(f"{_title(self.kind)} scores", rows)
 
 
 def induction_scores(

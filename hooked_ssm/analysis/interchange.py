@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from hooked_ssm.analysis.engine import Cell, Interchange
 from hooked_ssm.analysis.sites import Site, block_sites, find_site, find_sites
 from hooked_ssm.errors import TaskError, unknown
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import Task, TaskBatch
 
@@ -74,10 +75,8 @@ class MechanisticEvaluation:
     def _repr_html_(self) -> str:
         shares = ", ".join(f"@ {k.title()} {v:.3f}" for k, v in self.attribution.items())
         when = f" ({self.timing})" if self.timing else ""
-        return (
-            f"<p><b>{self.mechanism}{when}</b>: accuracy {self.accuracy:.3f} "
-            f"(chance {self.chance:.3f}); attribution {shares}</p>" + self.frame._repr_html_()
-        )
+        detail = f"accuracy {self.accuracy:.3f} (chance {self.chance:.3f}); attribution {shares}"
+        return titled_table(f"{self.mechanism}{when}", self.frame, detail)
 
 
 def verdict(

@@ -20,6 +20,7 @@ from hooked_ssm.analysis.ablation import zero
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.cache import HookedCache
 from hooked_ssm.errors import HookNameError, ShapeError
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 
 
@@ -48,6 +49,10 @@ class LogitAttribution:
         return pd.DataFrame(
             {"part": self.parts, "logit": self.values.mean(-1).tolist(), "stderr": error.tolist()}
         )
+
+    def _repr_html_(self) -> str:
+        detail = f"and {self.bias.mean().item():.3g} of the final norm's bias"
+        return titled_table("Logit attribution", self.frame, detail)
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ layer, and in which part of its mixer, key and value are brought together.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -31,6 +30,7 @@ from hooked_ssm.analysis.interchange import (
     mechanistic_evaluation,
 )
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import Task, TaskBatch
 
@@ -105,14 +105,11 @@ class MechanismReport:
     def _repr_html_(self) -> str:
         timing = f" ({self.evaluation.timing})" if self.evaluation.timing else ""
         where = "" if self.layer is None else f"; {self.association} of layer {self.layer}"
-        rows = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.evidence)
         table = self.inside.pivot(index=["layer", "site"], columns="restore", values="attribution")
         table = table[list(dict.fromkeys(self.inside["restore"]))]
         order = dict.fromkeys(zip(self.inside["layer"], self.inside["site"], strict=True))
-        return (
-            f"<p><b>{self.mechanism}{timing}{where}</b></p><ul>{rows}</ul>"
-            + table.loc[list(order)].round(2)._repr_html_()
-        )
+        title = f"{self.mechanism}{timing}{where}"
+        return titled_table(title, table.loc[list(order)].round(2), facts=self.evidence)
 
 
 @torch.no_grad()

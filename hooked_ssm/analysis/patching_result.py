@@ -15,6 +15,7 @@ from transformer_lens.patching import PatchingResult
 
 from hooked_ssm.analysis.metrics import normalised_recovery
 from hooked_ssm.errors import HookNameError, unknown
+from hooked_ssm.html_table import largest, titled_table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -174,4 +175,6 @@ class ActivationPatching:
         return self.metrics.index(metric)
 
     def _repr_html_(self) -> str:
-        return self.frame._repr_html_()
+        sites, cells = ", ".join(self.sites), len(self.frame)
+        detail = f"{self.direction}, {sites}; {cells} cells, the largest recoveries first"
+        return titled_table("Activation patching", largest(self.frame, "recovery"), detail)

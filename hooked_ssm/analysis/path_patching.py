@@ -33,6 +33,7 @@ from hooked_ssm.analysis.resume import Resumable, read_positions
 from hooked_ssm.analysis.sites import find_site, site_spec
 from hooked_ssm.analysis.sweep import Direction, Positions, make_columns
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
+from hooked_ssm.html_table import largest, titled_table
 from hooked_ssm.model import HookedModel
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ class PathPatching:
             cols=receivers,
             **{"title": f"{name}, {show} by path", **given, **kwargs},
         )
+
+    def _repr_html_(self) -> str:
+        detail = f"{self.direction}, {len(self.edges)} edges, the largest effects first"
+        return titled_table("Path patching", largest(self.frame, "effect"), detail)
 
     def _metric(self, metric: str | None) -> int:
         if metric is None:

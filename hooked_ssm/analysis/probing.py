@@ -21,6 +21,7 @@ from hooked_ssm.analysis.activations import activations_at
 from hooked_ssm.analysis.interchange import KEY, QUERY, VALUE
 from hooked_ssm.analysis.sites import Site, find_sites
 from hooked_ssm.errors import ConfigError, TaskError, unknown
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import Task, TaskBatch
 
@@ -67,7 +68,7 @@ class ProbeResults:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p><b>Linear probes</b></p>{self.frame._repr_html_()}"
+        return titled_table("Linear probes", self.frame)
 
 
 def linear_probes(

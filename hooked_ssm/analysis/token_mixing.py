@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hooked_ssm.analysis.value_path import affine_map, value_path
 from hooked_ssm.errors import ConfigError, HookNameError, ShapeError, unknown
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.mixers import Mixer
 from hooked_ssm.model import HookedModel
 
@@ -121,12 +122,12 @@ class TokenMixing:
     def _repr_html_(self) -> str:
         batch, units, queries, _ = self.matrix.shape
         negative = float((self.matrix < 0).double().mean())
-        return (
-            f"<p><b>Token mixing of layer {self.layer}</b>, through the "
-            f"{'values' if self.through == 'values' else 'whole mixer'}: {units} {self.unit}s, "
-            f"{batch} documents of {queries} tokens; reconstruction error {self.error:.1e}; "
-            f"{negative:.0%} of the weights negative; strongest {self.unit}s "
-            f"{', '.join(map(str, self.strongest()))}</p>"
+        through = "values" if self.through == "values" else "whole mixer"
+        return titled_table(
+            f"Token mixing of layer {self.layer}, through the {through}",
+            detail=f"{units} {self.unit}s, {batch} documents of {queries} tokens; reconstruction "
+            f"error {self.error:.1e}; {negative:.0%} of the weights negative; strongest "
+            f"{self.unit}s {', '.join(map(str, self.strongest()))}",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pandas as pd
 
 from hooked_ssm.errors import CheckpointError
 from hooked_ssm.files import read_json, write_json
+from hooked_ssm.html_table import titled_table
 from hooked_ssm.training.config import TrainConfig
 from hooked_ssm.training.history import Row
 
@@ -86,9 +86,4 @@ class TrainRun:
             "seconds": f"{self.seconds:.1f}",
             "folder": str(self.folder),
         }
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{name}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for name, value in facts.items()
-        )
-        return f"<table><caption>TrainRun</caption>{cells}</table>"
+        return titled_table("TrainRun", pd.DataFrame.from_dict(facts, "index", columns=[""]))
