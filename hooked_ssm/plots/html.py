@@ -83,11 +83,11 @@ class HtmlFigure:
         """Return the piece with its scripts, for a page that has them not."""
         return script_tags(self.scripts) + self.body
 
-    def save(self, path: str | Path) -> Path:
-        """Write a self-contained .html page and return its path, as `plots.save` does."""
+    def save(self, path: str | Path, **kwargs: Any) -> Path:
+        """Write a self-contained .html page, or a .png, and return its path; as `plots.save`."""
         from hooked_ssm.plots.save import save
 
-        return save(self, path)
+        return save(self, path, **kwargs)
 
     def _repr_html_(self) -> str:
         """Embed scripts once per notebook, see `notebook_scripts`."""

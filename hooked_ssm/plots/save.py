@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.plots.dependencies import MissingDependencyError
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
+from hooked_ssm.plots.screenshot import screenshot
 from hooked_ssm.plots.tensors import Number
 
 EXTENSIONS = (".html", ".png", ".svg")
@@ -29,11 +30,11 @@ def save(
 
     Args:
         path: Its extension says what is written: .html (one self-contained page), .png or .svg
-            (of plotly figures; made by kaleido in a headless Chrome).
+            (made by kaleido in a headless Chrome).
         width: Pixels of a picture, unless the figure has its own; times `scale` in a .png.
         background: A colour behind a picture; transparent if None.
     Raises:
-        ConfigError: Another extension, or a picture of an `HtmlFigure`.
+        ConfigError: Another extension, or an `HtmlFigure` as .svg.
         MissingDependencyError: kaleido or Chrome is needed and not there.
     """
     path = Path(path)
@@ -43,7 +44,10 @@ def save(
     if kind == ".html":
         write_atomically(path, _page(figure).encode())
     elif isinstance(figure, HtmlFigure):
-        raise ConfigError(f"{figure.title} can be saved as .html only, not as {kind}")
+        if kind != ".png":
+            raise ConfigError(f"{figure.title} can be saved as .html or .png, not as {kind}")
+        shot = screenshot(_page(figure), width=width, scale=scale, background=background)
+        write_atomically(path, shot)
     else:
         write_atomically(path, _picture(figure, kind[1:], width, scale, background))
     return path

@@ -62,8 +62,8 @@ def test_save_writes_a_page(tmp_path):
     path = attention_heads(_weights(3, 3), TOKENS).save(tmp_path / "heads.html")
     page = Page(path.read_text())
     assert page.external() == [] and sum("var CircuitsVis=" in s for s in page.scripts) == 1
-    with pytest.raises(ConfigError, match="only, not as .png"):
-        attention_heads(_weights(3, 3), TOKENS).save(tmp_path / "heads.png")
+    with pytest.raises(ConfigError, match="not as .svg"):
+        attention_heads(_weights(3, 3), TOKENS).save(tmp_path / "heads.svg")
 
 
 def test_a_notebook_embeds_the_script_once_and_again_when_that_cell_runs_again(monkeypatch):
