@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hooked_ssm import summary
 from hooked_ssm.block import Block, residual_hook, select
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import HookNameError, HookUnavailableError, ShapeError
@@ -284,24 +286,19 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         names = (self.cfg.mixer_name(layer) for layer in range(len(self.blocks)))
         return f"{self.cfg.architecture or '+'.join(names)} model"
 
+    def summary(self) -> pd.DataFrame:
+        """Return one row per part: kind, parameters, hook points, state handed on; and the total.
+
+        See `hooked_ssm.summary.summary`.
+        """
+        return summary.summary(self)
+
     def __repr__(self) -> str:
-        """Return one line per part: what it is, its parameters and its hook points."""
-        rows = [
-            f"HookedModel: {self.title}, d_model={self.cfg.d_model}, d_vocab={self.cfg.d_vocab}"
-        ]
-        parts = {n: m for n, m in self.named_children() if n in ("embed", "pos_embed")}
-        for i, block in enumerate(self.blocks):
-            parts |= {f"blocks.{i}.{n}": m for n, m in block.named_children() if n[:5] != "hook_"}
-        parts |= {"ln_final": self.ln_final, "unembed": self.unembed}
-        for name, part in parts.items():
-            numbers = sum(p.numel() for p in part.parameters())
-            points = [m for m in part.modules() if hasattr(m, "spec")]
-            rows.append(
-                f"  {name:20} {type(part).__name__:14} {numbers:>12,} parameters"
-                + (f"  {len(points):3} hook points" if points else "")
-            )
-        total = sum(p.numel() for p in self.parameters())
-        return "\n".join([*rows, f"  {'total':35} {total:>12,} parameters"])
+        """Return the summary as text."""
+        return summary.as_text(self)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(self)
 
     def hook_name(self, layer: int, role: str, position: int | None = None) -> str:
         """Return the name of a layer's hook point with a role, or of a block-level one.
