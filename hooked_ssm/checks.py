@@ -202,6 +202,15 @@ def _bind(
     return ""
 
 
+def check_value(
+    name: str, value: Any, annotation: Any, error: type[HookedSSMError] = ConfigError
+) -> None:
+    """Raise `error` if a value is not what an annotation allows; for arguments checked singly."""
+    rule = rule_of(annotation)
+    if not rule.fits(value):
+        raise error(_refusal(name, value, rule))
+
+
 @functools.cache
 def _field_rules(kind: type) -> dict[str, Rule]:
     try:
@@ -303,7 +312,11 @@ def _sequence(entry: Rule) -> Rule:
     def remedy(value: Any) -> str:
         if entry.fits(value):
             return f"Put it in a list: [{shown(value)}]"
-        words = [one for one in value if isinstance(one, str)] if isinstance(value, list | tuple) else []
+        words = (
+            [one for one in value if isinstance(one, str)]
+            if isinstance(value, list | tuple)
+            else []
+        )
         close = [near(one, entry.choices, 1) for one in words if not entry.fits(one)]
         return f"Did you mean {close[0][0]!r}?" if close and close[0] else ""
 

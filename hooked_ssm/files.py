@@ -13,7 +13,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hooked_ssm.errors import CheckpointError
+from hooked_ssm.errors import CheckpointError, ConfigError
 
 
 @contextmanager
@@ -56,14 +56,34 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        CheckpointError: The file is missing or no JSON.
+        CheckpointError: The file is missing, cannot be read, or is no JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is no JSON ({error}); restore or delete it") from error
+
+
+def make_folder(path: Path, name: str) -> Path:
+    """Make a folder, and those around it, if it is not there; return it.
+
+    Args:
+        name: What the caller calls it, for the message.
+
+    Raises:
+        ConfigError: It is, or lies in, a file, or nothing may be written there.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{name}={str(path)!r} is, or lies in, a file; give a folder") from error
+    except OSError as error:
+        raise ConfigError(f"{name}={str(path)!r} cannot be made: {error.strerror}") from error
+    return path
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_ssm.errors import TaskError, unknown
+from hooked_ssm.errors import TaskError
 from hooked_ssm.shapes import PerDocument
 from hooked_ssm.tasks.base import (
     BOS,
@@ -87,6 +87,7 @@ class AssociativeRecall(Task):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_kv < 2 or self.num_kv % 2:
             raise TaskError(
                 f"num_kv must be even and >= 2 (half keys, half values), got {self.num_kv}"
@@ -96,10 +97,6 @@ class AssociativeRecall(Task):
                 f"num_pairs={self.num_pairs} needs that many distinct keys and values, but "
                 f"num_kv={self.num_kv} gives {self.num_keys} of each; allowed: 1..{self.num_keys}"
             )
-        if self.query_type not in get_args(QueryType):
-            raise TaskError(unknown("query_type", self.query_type, get_args(QueryType)))
-        if self.layout not in get_args(Layout):
-            raise TaskError(unknown("layout", self.layout, get_args(Layout)))
         if not 0 <= self.holdout < 1:
             raise TaskError(f"holdout is a fraction of the pairs, 0 <= it < 1; got {self.holdout}")
         if self.num_queries < 1:

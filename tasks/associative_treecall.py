@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
-from hooked_ssm.errors import TaskError, unknown
+from hooked_ssm.checks import Count, checked_as
+from hooked_ssm.errors import TaskError
 from hooked_ssm.tasks.base import (
     BOS,
     EOS,
@@ -90,14 +91,8 @@ class AssociativeTreecall(Task):
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "query_types", tuple(self.query_types))
-        if self.head_position not in get_args(HeadPosition):
-            raise TaskError(unknown("head_position", self.head_position, get_args(HeadPosition)))
-        if self.sample_first not in get_args(SampleFirst):
-            raise TaskError(unknown("sample_first", self.sample_first, get_args(SampleFirst)))
-        for kind in self.query_types:
-            if kind not in get_args(QueryType):
-                raise TaskError(unknown("query type", kind, get_args(QueryType)))
         if not self.query_types or len(set(self.query_types)) < len(self.query_types):
             raise TaskError(
                 f"query_types must be different ones of {', '.join(get_args(QueryType))}, "
@@ -206,16 +201,18 @@ class AssociativeTreecall(Task):
             values = {**values, "grammar": Grammar.from_json(values["grammar"])}
         return super()._from_fields(values)
 
+    @checked_as(TaskError)
     def documents(
-        self, n: int, split: Split = "train", *, generator: torch.Generator
+        self, n: Count, split: Split = "train", *, generator: torch.Generator
     ) -> list[TreeDocument]:
         """Draw n documents with their trees; `sample` gives the same ones as a batch."""
         seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
         rng = random.Random(int(seed))
         return [self._draw_document(rng, split) for _ in range(n)]
 
+    @checked_as(TaskError)
     def statistics(
-        self, n: int, split: Split = "train", *, generator: torch.Generator
+        self, n: Count, split: Split = "train", *, generator: torch.Generator
     ) -> dict[str, Any]:
         """Describe n documents: see `document_statistics`."""
         return document_statistics(self.documents(n, split, generator=generator))

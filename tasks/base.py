@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_ssm.checks import Count, check_fields, checked_as, is_integer
 from hooked_ssm.errors import TaskError, unknown
 from hooked_ssm.shapes import Mask, PerDocument, Tokens
 from hooked_ssm.tasks.draws import absent_tokens
@@ -47,6 +48,9 @@ class TaskBatch:
     positions: dict[str, PerDocument]
     lengths: PerDocument
 
+    def __post_init__(self) -> None:
+        check_fields(self, TaskError, prefix="a batch's ")
+
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
@@ -56,7 +60,7 @@ class TaskBatch:
         Raises:
             TaskError: A single integer: it would drop the batch axis.
         """
-        if isinstance(index, int):
+        if is_integer(index) or isinstance(index, bool):
             raise TaskError(f"batch[{index}] would drop the batch axis; use batch[{index}:][:1]")
         return self._map(lambda tensor: tensor[index])
 
@@ -66,7 +70,7 @@ class TaskBatch:
 
     def trim(self) -> TaskBatch:
         """Return the batch without the columns that are padding in every document."""
-        longest = int(self.lengths.max())
+        longest = int(self.lengths.max()) if len(self) else 0
         return dataclasses.replace(
             self, tokens=self.tokens[:, :longest], labels=self.labels[:, :longest]
         )
@@ -113,6 +117,14 @@ class Task(ABC):
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__:
             Task._by_name[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        """Check every field against its annotation; subclasses call it before checks of their own.
+
+        Raises:
+            TaskError: A field of another type, or a number that is not finite.
+        """
+        check_fields(self, TaskError, prefix=f"{type(self).__name__}: ")
 
     @property
     def position_names(self) -> tuple[str, ...]:
@@ -172,7 +184,8 @@ class Task(ABC):
     def _draw(self, n: int, split: Split, generator: torch.Generator) -> TaskBatch:
         """Draw n documents; `sample` has checked the arguments."""
 
-    def sample(self, n: int, split: Split = "train", *, generator: torch.Generator) -> TaskBatch:
+    @checked_as(TaskError)
+    def sample(self, n: Count, split: Split = "train", *, generator: torch.Generator) -> TaskBatch:
         """Draw n documents.
 
         Without a hold-out every split has the same distribution: pass another generator.
@@ -180,13 +193,9 @@ class Task(ABC):
         Raises:
             TaskError: n < 1, unknown split, no generator, or no document meets the settings.
         """
-        if not isinstance(n, int) or n < 1:
-            raise TaskError(f"a sample needs n >= 1 documents, got n={n!r}")
-        if split not in get_args(Split):
-            raise TaskError(unknown("split", split, get_args(Split)))
-        _require_generator(generator)
         return self._draw(n, split, generator)
 
+    @checked_as(TaskError)
     def corrupt(
         self, batch: TaskBatch, position_name: str, *, generator: torch.Generator
     ) -> TaskBatch:
@@ -199,7 +208,8 @@ class Task(ABC):
         """
         if position_name not in self.corruptions:
             raise TaskError(unknown("position to corrupt", position_name, self.corruptions))
-        _require_generator(generator)
+        if position_name not in batch.positions:
+            raise TaskError(unknown("position of the batch", position_name, batch.positions))
         pos = batch.positions[position_name].unsqueeze(1)
         avoid = batch.tokens if self.fresh_corruption else batch.tokens.gather(1, pos)
         put_in = absent_tokens(avoid, self.token_range(position_name), generator)
@@ -210,6 +220,7 @@ class Task(ABC):
         """The readable form of every token id, in order."""
         return [self._decode(token) for token in range(self.d_vocab)]
 
+    @checked_as(TaskError)
     def decode(self, tokens: Int[Tensor, " pos"] | Sequence[int]) -> list[str]:
         """Return the readable form of each token of one document.
 
@@ -238,6 +249,8 @@ class Task(ABC):
         Raises:
             TaskError: Unknown task name, or fields the task does not have.
         """
+        if not isinstance(spec, Mapping):
+            raise TaskError(f"a task's spec is a mapping, as of to_json; got {spec!r}")
         kind = Task._by_name.get(str(spec.get("task")))
         if kind is None:
             raise TaskError(unknown("task", spec.get("task"), Task._by_name))
@@ -250,11 +263,3 @@ class Task(ABC):
             if name not in allowed:
                 raise TaskError(unknown(f"{cls.name} field", name, allowed))
         return cls(**values)
-
-
-def _require_generator(generator: object) -> None:
-    if not isinstance(generator, torch.Generator):
-        raise TaskError(
-            f"generator must be a torch.Generator, got {type(generator).__name__}: tasks never use "
-            "the global random state. Pass torch.Generator().manual_seed(0)"
-        )

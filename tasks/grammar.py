@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,9 @@ from typing import Any
 
 import torch
 
+from hooked_ssm.checks import check_fields, checked_as, shown
 from hooked_ssm.errors import TaskError
+from hooked_ssm.files import read_json, write_text
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class Rule:
 
     symbols: tuple[int, ...]
     probability: float
+
+    def __post_init__(self) -> None:
+        check_fields(self, TaskError, prefix="a rule's ")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Grammar:
     start: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        check_fields(self, TaskError, prefix="a grammar's ")
         if self.num_terminals < 1 or not self.rules:
             raise TaskError("a grammar needs at least 1 terminal and 1 nonterminal")
         for name, rows in (("heads", self.heads), ("start", self.start)):
@@ -119,17 +124,19 @@ class Grammar:
             )
         except KeyError as error:
             raise TaskError(f"the grammar's spec lacks {error}; it has {sorted(spec)}") from error
+        except TypeError as error:
+            raise TaskError(
+                f"no spec of a grammar, as of to_json: {error}; got {shown(spec)}"
+            ) from error
 
     def save(self, path: str | Path) -> None:
         """Write the grammar as a JSON file, whole or not at all."""
-        temporary = Path(f"{path}.tmp")
-        temporary.write_text(json.dumps(self.to_json()))
-        os.replace(temporary, path)
+        write_text(Path(path), json.dumps(self.to_json()))
 
     @classmethod
     def load(cls, path: str | Path) -> Grammar:
         """Read a grammar written by `save`."""
-        return cls.from_json(json.loads(Path(path).read_text()))
+        return cls.from_json(read_json(Path(path)))
 
     def _check_that_everything_can_end(self) -> None:
         ends = set(range(self.num_terminals))
@@ -147,6 +154,7 @@ class Grammar:
             )
 
 
+@checked_as(TaskError)
 def random_grammar(
     *,
     num_terminals: int,

@@ -54,6 +54,7 @@ class InductionSequences(Task):
     bos: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.period < 2 or self.num_copies < 2 or self.gap < 0:
             raise TaskError(
                 f"period and num_copies must be >= 2 and gap >= 0; got {self.period}, "

@@ -62,6 +62,7 @@ class MultiQueryAssociativeRecall(Task):
     num_fillers: int = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_kv < 2 or self.num_kv % 2:
             raise TaskError(
                 f"num_kv must be even and >= 2 (half keys, half values), got {self.num_kv}"

@@ -52,6 +52,7 @@ class SelectiveCopying(Task):
     context_length: int = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_tokens < 2 or not 2 <= self.num_items <= self.context_length:
             raise TaskError(
                 "num_tokens must be >= 2 and 2 <= num_items <= context_length; got "

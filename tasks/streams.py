@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hooked_ssm.checks import Count, checked_as, is_integer
 from hooked_ssm.errors import TaskError
 from hooked_ssm.shapes import PerDocument
 from hooked_ssm.tasks.base import IGNORE_INDEX, PAD, Split, Task, TaskBatch
@@ -38,11 +39,13 @@ class Stream:
         split: The split to draw from.
     """
 
+    @checked_as(TaskError)
     def __init__(self, task: Task, seed: int, split: Split = "train") -> None:
         self.task, self.seed, self.split = task, seed, split
         self._batches = 0
 
-    def next(self, batch_size: int) -> TaskBatch:
+    @checked_as(TaskError)
+    def next(self, batch_size: Count) -> TaskBatch:
         """Draw the next batch."""
         generator = _generator(self.seed, self._batches)
         batch = self.task.sample(batch_size, self.split, generator=generator)
@@ -79,9 +82,8 @@ class FixedSet:
         TaskError: size < 1.
     """
 
-    def __init__(self, task: Task, size: int, seed: int, split: Split = "train") -> None:
-        if size < 1:
-            raise TaskError(f"a fixed set needs size >= 1 documents, got {size}")
+    @checked_as(TaskError)
+    def __init__(self, task: Task, size: Count, seed: int, split: Split = "train") -> None:
         self.task, self.size, self.seed, self.split = task, size, seed, split
         generator = _generator(seed, 0)
         self._documents = _Packed(
@@ -100,10 +102,9 @@ class FixedSet:
         """Return the documents with these numbers, padded to the longest among them."""
         return self._documents.gather(index)
 
-    def next(self, batch_size: int) -> TaskBatch:
+    @checked_as(TaskError)
+    def next(self, batch_size: Count) -> TaskBatch:
         """Return the next documents of this pass, and of the following ones if it ends."""
-        if batch_size < 1:
-            raise TaskError(f"a batch needs batch_size >= 1 documents, got {batch_size}")
         taken = []
         while batch_size > 0:
             if self._used == self.size:
@@ -151,7 +152,7 @@ class _Packed:
 
     def gather(self, index: PerDocument) -> TaskBatch:
         lengths = self._lengths[index]
-        pos = torch.arange(int(lengths.max()))
+        pos = torch.arange(int(lengths.max()) if len(lengths) else 0)
         real = pos < lengths[:, None]
         where = (self._starts[index, None] + pos).where(real, 0)
         return TaskBatch(
@@ -173,6 +174,8 @@ def _check_state(state: dict[str, int], settings: dict[str, int], counters: list
     for name in [*settings, *counters]:
         if name not in state:
             raise TaskError(f"the stream's state lacks {name!r}; it has {sorted(state)}")
+        if not is_integer(state[name]):
+            raise TaskError(f"the stream's state has {name}={state[name]!r}; allowed: an integer")
     for name, value in settings.items():
         if int(state[name]) != value:
             raise TaskError(

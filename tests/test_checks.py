@@ -22,6 +22,7 @@ from hooked_ssm.checks import (
     Words,
     check_fields,
     checked,
+    checked_as,
     rule_of,
 )
 from hooked_ssm.errors import ConfigError, ShapeError, TaskError
@@ -94,10 +95,25 @@ def analyse(
     how: Literal["mean", "sum"] = "mean",
     attention_mask: AttentionMask | None = None,
     generator: torch.Generator | None = None,
+    at: Mapping[str, Int[Tensor, " batch"]] | None = None,
     anything=None,
 ) -> int:
     """Return what it is told to."""
     return 7
+
+
+class Sampler:
+    """Something with a method and errors of its own."""
+
+    @checked_as(TaskError)
+    def draw(self, n: Count) -> int:
+        return n
+
+
+def test_methods_and_other_errors():
+    assert Sampler().draw(2) == 2
+    with pytest.raises(TaskError, match="Sampler.draw: n=0; allowed: an integer >= 1"):
+        Sampler().draw(0)
 
 
 def test_the_function_stays_what_it_is():
@@ -115,6 +131,11 @@ def test_the_function_stays_what_it_is():
         ({"tokens": IDS[0]}, ShapeError, r"tokens=int64 \[3\].*\[batch, pos\].*tokens\[None\]"),
         ({"tokens": IDS.float()}, ShapeError, r"analyse: tokens=float32 .*\.long\(\)"),
         ({"tokens": [[1]]}, ShapeError, "Pass a tensor"),
+        (
+            {"at": {"key": IDS[0]}},
+            ShapeError,
+            r"at\['key'\] is .*batch is 3; but it is 2 in",
+        ),
         ({"tokens": IDS[:0]}, ShapeError, "tokens is empty"),
         ({"read_at": IDS[0]}, ShapeError, "batch is 3; but it is 2 in tokens"),
         ({"attention_mask": torch.ones(2, 4)}, ShapeError, "pos is 4; but it is 3 in tokens"),

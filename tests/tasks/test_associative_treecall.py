@@ -225,7 +225,7 @@ ONLY_SHORT = Grammar(2, ((Rule((0,), 1.0),),), ((0.0, 1.0),), (1.0,))
         (dict(grammar=GOLDEN, query_types=("sibling",), max_length=9), "too long"),
         (dict(grammar=GOLDEN, query_types=()), "must be different ones"),
         (dict(query_types=("parent", "parent")), "must be different ones"),
-        (dict(query_types=("parents",)), "did you mean 'parent'"),
+        (dict(query_types=("parents",)), "Did you mean 'parent'"),
         (dict(head_position="middle"), "Allowed: left, right"),
         (dict(sample_first="answer"), "Allowed: query, target"),
         (dict(holdout=1.0), "0 <= it < 1"),

@@ -149,7 +149,7 @@ def test_slices_index_tensors_and_devices(task):
 
 def test_errors_say_what_is_allowed(task, as_shipped):
     batch = task.sample(5, generator=generator())
-    with pytest.raises(TaskError, match="n >= 1"):
+    with pytest.raises(TaskError, match="n=0; allowed: an integer >= 1"):
         task.sample(0, generator=generator())
     with pytest.raises(TaskError, match="did you mean 'train'"):
         task.sample(1, "trian", generator=generator())

@@ -77,9 +77,9 @@ def test_wrong_states_are_refused(as_shipped):
         Stream(TASK, 4).load_state_dict(Stream(TASK, 3).state_dict())
     with pytest.raises(TaskError, match="lacks 'size'"):
         FixedSet(TASK, 4, 0).load_state_dict(Stream(TASK, 0).state_dict())
-    with pytest.raises(TaskError, match="size >= 1"):
+    with pytest.raises(TaskError, match="size=0; allowed: an integer >= 1"):
         FixedSet(TASK, 0, 0)
-    with pytest.raises(TaskError, match="batch_size >= 1"):
+    with pytest.raises(TaskError, match="batch_size=0; allowed: an integer >= 1"):
         FixedSet(TASK, 4, 0).next(0)
-    with pytest.raises(TaskError, match="n >= 1"):
+    with pytest.raises(TaskError, match="batch_size=0; allowed: an integer >= 1"):
         Stream(TASK, 0).next(0)
