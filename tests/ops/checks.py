@@ -44,7 +44,7 @@ def assert_near(name: str, got: Tensor, want: Tensor, relative: float) -> None:
     assert got.isfinite().all(), f"{name}: not finite"
     if want.numel() == 0:
         return
-    error = (got.double() - want.double()).abs().max().item()
+    error = (got.double() - want.to(got.device).double()).abs().max().item()
     allowed = relative * max(want.abs().max().item(), 1e-3)
     assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"
 
@@ -59,7 +59,7 @@ def outputs_and_grads(
     leaves = {name: value.detach().clone().requires_grad_() for name, value in inputs.items()}
     outputs = named_outputs(op(**leaves, **options))
     loss = sum(
-        (value * randn(*value.shape, seed=1000 + i).to(value.dtype)).sum()
+        (value * randn(*value.shape, seed=1000 + i).to(value)).sum()
         for i, value in enumerate(outputs.values())
     )
     grads = torch.autograd.grad(
@@ -69,6 +69,16 @@ def outputs_and_grads(
         {name: value.detach() for name, value in outputs.items()},
         dict(zip(leaves, grads, strict=True)),
     )
+
+
+def assert_same(
+    got: tuple[Tensors, Tensors], want: tuple[Tensors, Tensors], relative: float
+) -> None:
+    """Assert that two results of `outputs_and_grads` hold the same, in any dtype."""
+    for kind, ours, theirs in zip(("", "gradient of "), got, want, strict=True):
+        assert ours.keys() == theirs.keys(), f"{kind}{list(ours)}, want {list(theirs)}"
+        for name, value in theirs.items():
+            assert_near(f"{kind}{name}", ours[name], value, relative)
 
 
 def check_against_reference(
@@ -82,15 +92,12 @@ def check_against_reference(
 ) -> None:
     """Assert that outputs and all gradients of `impl` at `dtype` equal the float64 reference."""
     relative = RELATIVE[dtype] if relative is None else relative
-    want, want_grads = outputs_and_grads(op, inputs, impl="reference", **options)
+    want = outputs_and_grads(op, inputs, impl="reference", **options)
     cast = {name: value.to(dtype) for name, value in inputs.items()}
-    got, got_grads = outputs_and_grads(op, cast, impl=impl, **options)
-    assert got.keys() == want.keys(), f"outputs {list(got)}, want {list(want)}"
-    for name, value in want.items():
-        assert got[name].dtype == dtype, f"{name} has dtype {got[name].dtype}"
-        assert_near(name, got[name], value, relative)
-    for name, value in want_grads.items():
-        assert_near(f"gradient of {name}", got_grads[name], value, relative)
+    got = outputs_and_grads(op, cast, impl=impl, **options)
+    for name, value in got[0].items():
+        assert value.dtype == dtype, f"{name} has dtype {value.dtype}"
+    assert_same(got, want, relative)
 
 
 def segment_lengths(first: Iterable[int], length: int) -> list[int]:
@@ -182,25 +189,45 @@ def check_causal(
                 assert grad.abs().max() > 0, f"y does not depend on {name}"
 
 
-class _Largest(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that any operation returned."""
+class _Made(TorchDispatchMode):
+    """Watches what every operation returns.
+
+    Attributes:
+        largest: Elements of the largest tensor.
+        total: Bytes of all storages that were made, whether or not they are still alive.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.numel = 0
+        self.largest = self.total = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        given = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        made = {}
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 # the storage, so that an expanded view of something small counts as small
-                size = min(leaf.numel(), leaf.untyped_storage().nbytes() // leaf.element_size())
-                self.numel = max(self.numel, size)
+                size = leaf.untyped_storage().nbytes()
+                self.largest = max(self.largest, min(leaf.numel(), size // leaf.element_size()))
+                made[_storage(leaf)] = size
+        self.total += sum(size for storage, size in made.items() if storage not in given)
         return result
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def largest_tensor(run: Callable[[], Any]) -> int:
     """Elements of the largest tensor that `run` makes, backward included if `run` calls it."""
-    with _Largest() as largest:
+    with _Made() as made:
         run()
-    return largest.numel
+    return made.largest
+
+
+def made_bytes(run: Callable[[], Any]) -> int:
+    """Bytes of all tensors that `run` makes, dead ones included."""
+    with _Made() as made:
+        run()
+    return made.total
