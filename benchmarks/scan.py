@@ -2,7 +2,9 @@
 
     python benchmarks/scan.py            # everything; --quick for a short look
 
-Ratios hold within one run; milliseconds depend on what else the machine does.
+Ratios hold within one run; milliseconds depend on what else the machine does. As root,
+`chrt -r 1 python benchmarks/scan.py` runs before everything else on the machine: no noise.
+MiB is how far the process's resident memory rises, results included.
 """
 
 from __future__ import annotations
@@ -11,24 +13,44 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from peak_memory import peak_mib
 from torch import Tensor
 
 from hooked_ssm import HookedModel
 from hooked_ssm.ops.selective_scan import selective_scan
 
+Runs = dict[str, tuple[Callable[[], object], int]]
+"""What to run, and how often."""
 
-def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Fastest of several runs after one that does not count: what else runs only adds to it."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
+
+def measure(runs: Runs) -> dict[str, tuple[float, float]]:
+    """Milliseconds (the fastest: what else runs only adds to it) and MiB of each.
+
+    The runs take turns, so that a slow minute of the machine is one for all of them.
+    """
+    peaks = {}
+    for name, (run, _) in runs.items():
         run()
-        times.append((time.perf_counter() - start) * 1e3)
-    return min(times)
+        peaks[name] = peak_mib(run)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(max(repeats for _, repeats in runs.values())):
+        for name, (run, repeats) in runs.items():
+            if turn < repeats:
+                start = time.perf_counter()
+                run()
+                times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: (min(times[name]), peaks[name]) for name in runs}
+
+
+def table(title: str, rows: dict[str, tuple[float, float]], unit: str, of: str) -> None:
+    print(f"\n{title}")
+    for name, (ms, mib) in rows.items():
+        ratio = ms / rows[of][0]
+        print(f"  {name:40} {ms:8.1f} ms  {ratio:6.2f} x {unit}  {mib:7.0f} MiB")
 
 
 def scan_inputs(length: int, channels: int, n: int) -> tuple[Tensor, ...]:
@@ -42,29 +64,37 @@ def scan_inputs(length: int, channels: int, n: int) -> tuple[Tensor, ...]:
     return x, dt, A, B, C
 
 
+def carry_edited(inputs: tuple[Tensor, ...], at: int) -> tuple[Tensor, Tensor]:
+    """The scan with its state halved after one position, as a carry hook has it done."""
+    x, dt, A, B, C = inputs
+    first, rest = slice(at + 1), slice(at + 1, None)
+    before = selective_scan(x[:, first], dt[:, first], A, B[:, first], C[:, first])
+    after = selective_scan(
+        *(x[:, rest], dt[:, rest], A, B[:, rest], C[:, rest]),
+        initial_state=before.final_state / 2,
+    )
+    return torch.cat([before.y, after.y], dim=1), after.final_state
+
+
 @torch.no_grad()
 def the_op(repeats: int) -> None:
     length, channels, n = 1024, 1536, 16
     inputs = scan_inputs(length, channels, n)
     states = torch.randn(1, length, channels, n)
     target = torch.empty_like(states)
-    floor = milliseconds(lambda: target.copy_(states), 3 * repeats)
-    rows = {
-        "copy of the state tensor": floor,
-        "reference loop, all states": milliseconds(
-            lambda: selective_scan(*inputs, return_states=True, impl="reference"), 2
-        ),
-        "ours, outputs only": milliseconds(lambda: selective_scan(*inputs), repeats),
-        "ours, states at 2 positions": milliseconds(
-            lambda: selective_scan(*inputs, return_states=[511, 1023]), repeats
-        ),
-        "ours, all states": milliseconds(
-            lambda: selective_scan(*inputs, return_states=True), repeats
-        ),
-    }
-    print(f"\nselective scan [1, {length}, {channels}, {n}] float32")
-    for name, ms in rows.items():
-        print(f"  {name:32} {ms:8.1f} ms  {ms / floor:6.1f} x copy")
+    ours = partial(selective_scan, *inputs)
+    rows = measure(
+        {
+            "copy of the state tensor": (lambda: target.copy_(states), 3 * repeats),
+            "reference loop, all states": (lambda: ours(return_states=True, impl="reference"), 2),
+            "ours, outputs only": (ours, 2 * repeats),
+            "ours, carry edited at one position": (lambda: carry_edited(inputs, 511), 2 * repeats),
+            "ours, states at 2 positions": (lambda: ours(return_states=[511, 1023]), repeats),
+            "ours, all states": (lambda: ours(return_states=True), repeats),
+        }
+    )
+    title = f"selective scan [1, {length}, {channels}, {n}] float32"
+    table(title, rows, "copy", "copy of the state tensor")
 
 
 def tiny_mamba(layers: int) -> torch.nn.Module:
@@ -75,51 +105,62 @@ def tiny_mamba(layers: int) -> torch.nn.Module:
     return MambaForCausalLM(config).eval()
 
 
+def our_runs(theirs: torch.nn.Module, tokens: Tensor, layers: int, repeats: int) -> Runs:
+    ours = HookedModel.from_hf(theirs).eval()
+    mixers = [f"blocks.{layer}.mixer" for layer in range(layers)]
+    states = [f"{mixer}.hook_ssm_state" for mixer in mixers]
+    carries = [f"{mixer}.hook_ssm_carry.{t}" for mixer in mixers for t in (99, 499)]
+    edits = [(f"{mixer}.hook_ssm_carry.255", lambda state, hook: state / 2) for mixer in mixers]
+
+    def cached(names: list[str]) -> object:
+        return ours.run_with_cache(tokens, names_filter=names, stop_at_layer=layers)
+
+    def edited() -> object:
+        return ours.run_with_hooks(tokens, fwd_hooks=edits, stop_at_layer=layers)
+
+    return {
+        "ours, no states": (lambda: ours(tokens, stop_at_layer=layers), repeats),
+        "ours, carry edited at one position": (edited, repeats),
+        "ours, states at 2 positions": (lambda: cached(carries), repeats),
+        "ours, all states cached": (lambda: cached(states), repeats),
+    }
+
+
 @torch.no_grad()
 def the_model(repeats: int, layers: int = 6, length: int = 512) -> None:
     from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
 
     theirs = tiny_mamba(layers)
-    ours = HookedModel.from_hf(theirs).eval()
     tokens = torch.randint(0, 1024, (1, length), generator=torch.Generator().manual_seed(0))
-    states = [f"blocks.{layer}.mixer.hook_ssm_state" for layer in range(layers)]
-    carries = [
-        f"blocks.{layer}.mixer.hook_ssm_carry.{t}" for layer in range(layers) for t in (99, 499)
-    ]
-
-    def cached(names: list[str]) -> object:
-        return ours.run_with_cache(tokens, names_filter=names, stop_at_layer=layers)
-
-    rows = {
-        "ours, no states": milliseconds(lambda: ours(tokens, stop_at_layer=layers), repeats),
-        "ours, states at 2 positions": milliseconds(lambda: cached(carries), repeats),
-        "ours, all states cached": milliseconds(lambda: cached(states), repeats),
-        "Hugging Face backbone, no states": milliseconds(
-            lambda: theirs.backbone(tokens, use_cache=False), max(repeats // 2, 2)
-        ),
-    }
-    bridge = build_bridge_from_module(theirs, "MambaForCausalLM", hf_config=theirs.config)
+    runs = our_runs(theirs, tokens, layers, repeats)
+    bridged = tiny_mamba(layers)  # the bridge changes the model that it is given
+    bridge = build_bridge_from_module(bridged, "MambaForCausalLM", hf_config=bridged.config)
     for block in bridge.blocks:
         block.mixer.eager_scan = True
-    rows["transformer-lens eager scan, all states"] = milliseconds(
+    few = max(repeats // 2, 2)
+    runs["Hugging Face backbone, no states"] = (
+        lambda: theirs.backbone(tokens, use_cache=False),
+        few,
+    )
+    runs["transformer-lens eager scan, all states"] = (
         lambda: bridge.run_with_cache(
             tokens, names_filter=lambda name: name.endswith("hook_ssm_state"), use_cache=False
         ),
-        2,
+        few,
     )
-    print(f"\nMamba of 130M shape, {layers} layers, {length} tokens, to the last residual stream")
-    ours_with_states = rows["ours, all states cached"]
-    for name, ms in rows.items():
-        print(f"  {name:40} {ms:8.0f} ms  {ms / ours_with_states:5.2f} x ours with all states")
+    title = f"Mamba of 130M shape, {layers} layers, {length} tokens, to the last residual stream"
+    table(title, measure(runs), "ours with all states", "ours, all states cached")
 
 
 @torch.no_grad()
 def the_length(lengths: list[int]) -> None:
-    print("\ntime by length, [1, length, 256, 16]")
+    print("\ntime and memory by length, [1, length, 256, 16], outputs only")
     for length in lengths:
         inputs = scan_inputs(length, 256, 16)
-        ms = milliseconds(lambda inputs=inputs: selective_scan(*inputs), 3)
-        print(f"  {length:6} tokens {ms:8.1f} ms  {1e3 * ms / length:6.2f} us a token")
+        ms, mib = measure({"": (partial(selective_scan, *inputs), 3)})[""]
+        print(
+            f"  {length:6} tokens {ms:8.1f} ms  {1e3 * ms / length:6.2f} us a token  {mib:6.1f} MiB"
+        )
         gc.collect()
 
 
