@@ -101,6 +101,13 @@ class ModelConfig:
 
     Raises:
         ConfigError: A value has the wrong type, is out of range or contradicts another.
+
+    Examples:
+        >>> cfg = ModelConfig(architecture="based", n_layers=2, d_model=8, d_vocab=9, n_ctx=9)
+        >>> [cfg.mixer_name(layer) for layer in range(2)]
+        ['base_conv', 'based']
+        >>> cfg.with_(d_model=16).block_d_mlp(0)
+        64
     """
 
     d_model: Count

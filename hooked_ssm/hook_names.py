@@ -200,6 +200,10 @@ def spellings(name: str) -> list[str]:
 
     `blocks.0.attn.hook_q` is `blocks.0.mixer.hook_q`; `blocks.0.hook_ssm_state` (what
     TransformerLens' `get_act_name("ssm_state", 0)` gives) is `blocks.0.mixer.hook_ssm_state`.
+
+    Examples:
+        >>> spellings("blocks.0.attn.hook_q")
+        ['blocks.0.mixer.hook_q']
     """
     plain = name
     for alias, ours in ALIASES:

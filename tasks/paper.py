@@ -25,6 +25,7 @@ PAPER_TASKS: dict[str, dict[str, Any]] = {
     "pcfg_medium": {**_TREECALL, "max_rhs_len": 10},
     "sibling": {**_TREECALL, "query_types": ["sibling"]},
 }
+"""The settings of the paper's experiments, by name."""
 
 
 def paper_task(setting: str, **changes: Any) -> Task:
@@ -32,6 +33,10 @@ def paper_task(setting: str, **changes: Any) -> Task:
 
     Raises:
         TaskError: Unknown setting or field.
+
+    Examples:
+        >>> paper_task("ar_32", num_pairs=4).chance
+        0.25
     """
     if setting not in PAPER_TASKS:
         raise TaskError(unknown("paper setting", setting, PAPER_TASKS))

@@ -22,10 +22,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 MODULES = [
-    ".".join(("hooked_ssm", *path.relative_to(root).with_suffix("").parts)).removesuffix(
-        ".__init__"
-    )
-    for root in (ROOT / "hooked_ssm", ROOT / "tasks")
+    ".".join((name, *path.relative_to(root).with_suffix("").parts)).removesuffix(".__init__")
+    for name, root in (("hooked_ssm", ROOT / "hooked_ssm"), ("hooked_ssm.tasks", ROOT / "tasks"))
     for path in sorted(root.rglob("*.py"))
     if ">>>" in path.read_text()
 ]

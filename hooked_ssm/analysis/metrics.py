@@ -74,7 +74,13 @@ def log_probability(answers: Int[Tensor, " batch"]) -> Metric:
 
 
 def probability(answers: Int[Tensor, " batch"]) -> Metric:
-    """softmax(logits)[answer]."""
+    """softmax(logits)[answer].
+
+    Examples:
+        >>> logits = torch.tensor([[0.0, 0.0], [0.0, 100.0]])
+        >>> probability(torch.tensor([0, 1]))(logits)
+        tensor([0.5000, 1.0000])
+    """
     log_odds = log_probability(answers).function
     return Metric("probability", len(answers), lambda logits: log_odds(logits).exp())
 

@@ -15,6 +15,7 @@ import torch
 from hooked_ssm.errors import ConfigError, KernelUnavailableError, unknown
 
 Impl = Literal["auto", "reference", "cpu", "triton"]
+"""The plain loop, the fast path in torch or C, the GPU kernel, or what fits the device."""
 
 _forced: ContextVar[Impl | None] = ContextVar("forced_impl", default=None)
 _last: ContextVar[tuple[str, str] | None] = ContextVar("last_impl", default=None)
@@ -29,6 +30,15 @@ def use_impl(impl: Impl) -> Iterator[None]:
 
     Raises:
         ConfigError: Unknown name.
+
+    Examples:
+        >>> from hooked_ssm.ops.linear_attention import linear_attention
+        >>> ones = torch.ones(1, 3, 1, 1)  # [batch, pos, head, d]
+        >>> with use_impl("reference"):
+        ...     linear_attention(ones, ones, ones).y.flatten().tolist()
+        [1.0, 2.0, 3.0]
+        >>> last_impl()
+        ('linear_attention', 'reference')
     """
     _check(impl)
     token = _forced.set(impl)

@@ -33,6 +33,10 @@ def wanted_positions(return_states: StatesWanted, length: int) -> list[int]:
 
     Raises:
         ShapeError: A position lies outside the sequence.
+
+    Examples:
+        >>> wanted_positions([0, -1], length=5)
+        [0, 4]
     """
     if isinstance(return_states, bool):
         return list(range(length)) if return_states else []

@@ -21,6 +21,11 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     after:    lr (1 + cos(pi s)) / 2,  lr (1 - s),  or lr,   with s = (step - w) / (steps - w)
 
     No update is wasted on a rate of 0: the first uses lr / w, the last one is still above 0.
+
+    Examples:
+        >>> config = TrainConfig(steps=8, batch_size=1, lr=0.4, seed=0, warmup=0.5)
+        >>> [round(learning_rate(step, config), 3) for step in range(8)]
+        [0.1, 0.2, 0.3, 0.4, 0.4, 0.341, 0.2, 0.059]
     """
     warmup_steps = round(config.warmup * config.steps)
     if step < warmup_steps:
