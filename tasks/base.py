@@ -23,6 +23,7 @@ from hooked_ssm.shapes import Mask, PerDocument, Tokens
 from hooked_ssm.tasks.draws import absent_tokens
 
 IGNORE_INDEX = -100
+"""The label of positions that are not trained on."""
 PAD, BOS, EOS = 0, 1, 2
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 
