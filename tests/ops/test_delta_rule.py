@@ -19,17 +19,12 @@ from hooked_ssm.ops.delta_rule import (
 from hooked_ssm.ops.dispatch import last_impl
 from hooked_ssm.ops.linear_attention import linear_attention
 from tests.ops.checks import (
-    CUTS,
-    LENGTHS,
     assert_near,
     check_against_reference,
     check_causal,
-    check_segments,
     check_states_are_prefix_finals,
-    largest_tensor,
     outputs_and_grads,
     randn,
-    segment_lengths,
 )
 from tests.parity import Fixture, fixture_names
 
@@ -79,16 +74,6 @@ def test_by_hand(impl):
     assert out.y.flatten().tolist() == [2, 2.5, 7.25]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_equals_reference(sizes, length, dtype):
-    inputs = make(sizes[0], length, *sizes[1:])
-    check_against_reference(delta_rule, inputs, dtype=dtype, return_states=True)
-    plain = without(inputs, "log_decay", "initial_state")
-    check_against_reference(delta_rule, plain, dtype=dtype)
-
-
 @pytest.mark.parametrize("length", [1, 2, 17, 100])
 def test_beta_per_value_channel(length):
     inputs = per_value_channel(make(2, length, 2, 4, 3))
@@ -109,29 +94,17 @@ def test_states_are_prefix_finals():
     check_states_are_prefix_finals(delta_rule, inputs, [0, 1, 34, 35, 69], along_pos=ALONG_POS)
 
 
-@pytest.mark.parametrize("cuts", CUTS, ids=str)
-@pytest.mark.parametrize("states", [False, True])
-def test_segments(cuts, states):
-    inputs = make(2, 100, 2, 3, 4)
-    lengths = segment_lengths(cuts, 100)
-    check_segments(delta_rule, inputs, lengths, along_pos=ALONG_POS, return_states=states)
-
-
 def test_causal():
     check_causal(delta_rule, make(2, 20, 2, 3, 4), along_pos=ALONG_POS)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("per_value", [False, True])
-def test_errors_and_writes_equal_reference(length, per_value):
-    inputs = make(2, length, 2, 4, 3)
-    inputs = per_value_channel(inputs) if per_value else inputs
+def test_the_halves_with_a_beta_per_value_channel():
+    inputs = per_value_channel(make(2, 70, 2, 4, 3))
     check_against_reference(prediction_error, without(inputs, "q"))
-    with_error = without(inputs, "v", error=randn(2, length, 2, 3, seed=7))
+    with_error = without(inputs, "v", error=randn(2, 70, 2, 3, seed=7))
     check_against_reference(delta_rule_given_error, with_error, return_states=[0, -1])
-    with_write = without(inputs, "q", "v", write=randn(2, length, 2, 4, 3, seed=8))
+    with_write = without(inputs, "q", "v", write=randn(2, 70, 2, 4, 3, seed=8))
     check_against_reference(delta_rule_from_writes, with_write)
-    check_against_reference(delta_rule_from_writes, without(with_write, "log_decay"))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
@@ -250,17 +223,6 @@ def test_huge_decay_forgets_and_costs_no_digits(impl, decay):
     rest = {name: x[:, 40:] for name, x in inputs.items()}
     assert_near("y", outputs["y"][:, 40:], delta_rule(**rest, impl="reference").y, 2e-5)
     assert delta_rule_pattern(**without(floats, "v")).isfinite().all()
-
-
-def test_memory_is_that_of_the_states_wanted():
-    inputs = make(1, 2048, 1, 16, 16)
-    inputs = {name: value.float().requires_grad_() for name, value in inputs.items()}
-    every = 2048 * 16 * 16
-
-    def run():
-        delta_rule(**inputs, return_states=[5, 900, 2047]).y.sum().backward()
-
-    assert largest_tensor(run) <= every // 3
 
 
 def test_dtypes():

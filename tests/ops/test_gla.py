@@ -11,16 +11,11 @@ from hooked_ssm.ops.gla import gla, gla_pattern
 from hooked_ssm.ops.linear_attention import linear_attention
 from hooked_ssm.ops.ssd import decayed_linear_attention
 from tests.ops.checks import (
-    CUTS,
-    LENGTHS,
     assert_near,
     check_against_reference,
     check_causal,
-    check_segments,
     check_states_are_prefix_finals,
-    largest_tensor,
     randn,
-    segment_lengths,
 )
 from tests.parity import Fixture, fixture_names
 
@@ -51,27 +46,9 @@ def test_by_hand(impl):
     torch.testing.assert_close(out.y.flatten(), torch.tensor([90.0, 330, 2080]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("batch", "heads", "d_key", "d_head"), [(3, 2, 5, 3), (1, 3, 1, 7)])
-def test_equals_reference(batch, heads, d_key, d_head, length, dtype):
-    inputs = make(batch, length, heads, d_key, d_head)
-    check_against_reference(gla, inputs, dtype=dtype, return_states=True)
-    del inputs["initial_state"]
-    check_against_reference(gla, inputs, dtype=dtype, scale=1.0)
-
-
 @pytest.mark.parametrize("wanted", [False, True, [0], [99], [64, 3, -1, 3], range(40)], ids=str)
 def test_only_some_states(wanted):
     check_against_reference(gla, make(2, 100, 2, 3, 2), return_states=wanted)
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("first", CUTS)
-def test_segments_equal_one_pass(first, impl):
-    inputs = make(2, 140, 2, 3, 4)
-    lengths = segment_lengths(first, 140)
-    check_segments(gla, inputs, lengths, along_pos=ALONG_POS, return_states=True, impl=impl)
 
 
 def test_states_are_finals_of_prefixes():
@@ -134,29 +111,6 @@ def test_growing_states_are_exact_too():
     inputs = make(2, 70, 2, 3, 2)
     inputs["log_decay"] = -inputs["log_decay"] / 10
     check_against_reference(gla, inputs, return_states=[3, 69])
-
-
-def test_memory_without_states_and_with_a_few():
-    inputs = make(1, 1024, 1, 32, 32)
-    leaves = [value.requires_grad_() for value in inputs.values()]
-
-    def run(wanted):
-        out = gla(**inputs, return_states=wanted)
-        loss = out.y.sum() + (out.states.sum() if wanted else 0)
-        torch.autograd.grad(loss, leaves)
-
-    every_state = 1024 * 32 * 32
-    assert largest_tensor(lambda: run(False)) <= every_state // 16
-    assert largest_tensor(lambda: run([5, 700, 1023])) <= every_state // 16
-
-
-def test_low_precision_is_computed_in_float32():
-    inputs = {name: value.bfloat16() for name, value in make(2, 20, 2, 3, 4).items()}
-    out = gla(**inputs, return_states=[3])
-    exact = gla(**{name: value.float() for name, value in inputs.items()})
-    assert out.y.dtype == torch.bfloat16
-    assert out.states.dtype == out.final_state.dtype == torch.float32
-    assert torch.equal(out.y, exact.y.bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,13 @@ from hooked_ssm.errors import KernelUnavailableError, ShapeError
 from hooked_ssm.ops.dispatch import last_impl, use_impl
 from hooked_ssm.ops.selective_scan import cpu, selective_scan, selective_scan_pattern
 from tests.ops.checks import (
-    CUTS,
     LENGTHS,
     assert_near,
     check_against_reference,
     check_causal,
-    check_segments,
     check_states_are_prefix_finals,
-    largest_tensor,
     outputs_and_grads,
     randn,
-    segment_lengths,
 )
 from tests.parity import Fixture, fixture_names
 
@@ -87,23 +83,6 @@ def test_without_an_initial_state_it_is_zero():
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("length", [17, 100])
-@pytest.mark.parametrize("first", CUTS)
-def test_segments(impl, length, first):
-    inputs = {n: v.float() for n, v in make(2, length, 6, 5, 2).items()}
-    lengths = segment_lengths(first, length)
-    check_segments(
-        selective_scan,
-        inputs,
-        lengths,
-        along_pos=ALONG_POS,
-        relative=2e-6,
-        return_states=True,
-        impl=impl,
-    )
-
-
-@pytest.mark.parametrize("impl", IMPLS)
 def test_states_are_prefix_finals(impl):
     inputs = {n: v.float() for n, v in make(2, 40, 4, 3).items()}
     check_states_are_prefix_finals(
@@ -127,16 +106,6 @@ def test_states_come_in_the_order_asked_for():
     assert selective_scan(**inputs, return_states=[]).states.shape == (2, 0, 3, 4)
     with pytest.raises(ShapeError, match="position 50, but the sequence has positions 0..49"):
         selective_scan(**inputs, return_states=[50])
-
-
-def test_only_wanted_states_are_materialised():
-    inputs = {n: v.float() for n, v in make(1, 512, 32, 16).items()}
-
-    def run(return_states):
-        return lambda: selective_scan(**inputs, return_states=return_states)
-
-    assert largest_tensor(run([3, 400])) == inputs["x"].numel()
-    assert largest_tensor(run(True)) == 512 * 32 * 16
 
 
 def test_non_contiguous_inputs_give_the_same():

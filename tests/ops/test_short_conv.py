@@ -10,14 +10,11 @@ from hooked_ssm.errors import ShapeError
 from hooked_ssm.ops.long_conv import toeplitz
 from hooked_ssm.ops.short_conv import short_conv
 from tests.ops.checks import (
-    CUTS,
     LENGTHS,
     assert_near,
     check_against_reference,
     check_causal,
-    check_segments,
     randn,
-    segment_lengths,
 )
 from tests.parity import Fixture, fixture_names
 
@@ -68,22 +65,6 @@ def test_optional_arguments_default_to_zero(without):
     del inputs[without]
     check_against_reference(short_conv, inputs, return_windows=True)
     assert torch.equal(short_conv(**inputs).y, short_conv(**zeroed).y)
-
-
-@pytest.mark.parametrize("impl", ["reference", "cpu"])
-@pytest.mark.parametrize("first", CUTS)
-@pytest.mark.parametrize("width", [1, 4])
-def test_segments_equal_one_pass(width, first, impl):
-    check_segments(
-        short_conv,
-        make(2, 70, 3, width),
-        segment_lengths(first, 70),
-        along_pos=["x"],
-        carry="initial_window",
-        final="final_window",
-        return_windows=True,
-        impl=impl,
-    )
 
 
 @pytest.mark.parametrize("impl", ["reference", "cpu"])

@@ -15,16 +15,11 @@ from hooked_ssm.ops.ssd import (
     ssd_pattern,
 )
 from tests.ops.checks import (
-    CUTS,
-    LENGTHS,
     assert_near,
     check_against_reference,
     check_causal,
-    check_segments,
     check_states_are_prefix_finals,
-    largest_tensor,
     randn,
-    segment_lengths,
 )
 from tests.parity import Fixture, fixture_names
 
@@ -70,37 +65,9 @@ def test_by_hand(impl):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(
-    ("batch", "heads", "groups", "d_head", "d_state"), [(3, 6, 3, 2, 5), (1, 4, 1, 3, 1)]
-)
-def test_equals_reference(batch, heads, groups, d_head, d_state, length, dtype):
-    inputs = make(batch, length, heads, groups, d_head, d_state)
-    check_against_reference(ssd, inputs, dtype=dtype, return_states=True)
-    del inputs["initial_state"]
-    check_against_reference(ssd, inputs, dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("length", [1, 17, 100])
-@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 2), (3, 3)])
-def test_decayed_equals_reference(heads, groups, length, dtype):
-    inputs = make_decayed(2, length, heads, groups)
-    check_against_reference(decayed_linear_attention, inputs, dtype=dtype, return_states=True)
-
-
 @pytest.mark.parametrize("wanted", [False, True, [0], [99], [64, 3, -1, 3], range(40)], ids=str)
 def test_only_some_states(wanted):
     check_against_reference(ssd, make(2, 100, 4, 2, 2, 3), return_states=wanted)
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-@pytest.mark.parametrize("first", CUTS)
-def test_segments_equal_one_pass(first, impl):
-    inputs = make(2, 140, 4, 2, 2, 3)
-    lengths = segment_lengths(first, 140)
-    check_segments(ssd, inputs, lengths, along_pos=ALONG_POS, return_states=True, impl=impl)
 
 
 def test_states_are_finals_of_prefixes():
@@ -160,29 +127,6 @@ def test_growing_states_are_exact_too():
     inputs = make_decayed(2, 70, 3)
     inputs["log_decay"] = -inputs["log_decay"] / 10
     check_against_reference(decayed_linear_attention, inputs, return_states=[3, 69])
-
-
-def test_memory_without_states_and_with_a_few():
-    inputs = make(1, 1024, 1, 1, 32, 32)
-    leaves = [value.requires_grad_() for value in inputs.values()]
-
-    def run(wanted):
-        out = ssd(**inputs, return_states=wanted)
-        loss = out.y.sum() + (out.states.sum() if wanted else 0)
-        torch.autograd.grad(loss, leaves)
-
-    every_state = 1024 * 32 * 32
-    assert largest_tensor(lambda: run(False)) <= every_state // 16
-    assert largest_tensor(lambda: run([5, 700, 1023])) <= every_state // 16
-
-
-def test_low_precision_is_computed_in_float32():
-    inputs = {name: value.bfloat16() for name, value in make(2, 20, 4, 2, 3, 5).items()}
-    out = ssd(**inputs, return_states=[3])
-    exact = ssd(**{name: value.float() for name, value in inputs.items()})
-    assert out.y.dtype == torch.bfloat16
-    assert out.states.dtype == out.final_state.dtype == torch.float32
-    assert torch.equal(out.y, exact.y.bfloat16())
 
 
 @pytest.mark.parametrize(
@@ -282,14 +226,3 @@ def test_ssd_is_decayed_linear_attention():
     )
     assert_near("y", got.y, want.y, 1e-13)
     assert_near("states", got.states.mT, want.states, 1e-13)
-
-
-@pytest.mark.parametrize("impl", IMPLS)
-def test_segments_of_decayed_equal_one_pass(impl):
-    check_segments(
-        decayed_linear_attention,
-        make_decayed(2, 70, 2),
-        [1, 1, 2, 5, 61],
-        along_pos=["q", "k", "v", "log_decay"],
-        impl=impl,
-    )

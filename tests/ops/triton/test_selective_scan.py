@@ -10,10 +10,9 @@ from hooked_ssm.ops.selective_scan import selective_scan
 from tests.ops.checks import (
     assert_near,
     check_against_reference,
-    check_segments,
     outputs_and_grads,
 )
-from tests.ops.test_selective_scan import ALONG_POS, make
+from tests.ops.test_selective_scan import make
 from tests.ops.triton.devices import on_device
 
 pytest.importorskip("triton")
@@ -22,16 +21,12 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(
     ("batch", "length", "d_inner", "d_state", "groups", "states"),
     [
-        (1, 1, 3, 1, None, True),
-        (3, 2, 3, 5, None, [1, 0, 1]),
-        (1, 17, 20, 16, 1, [16, 3]),  # two blocks of channels, the second one not full
-        (1, 17, 6, 5, 2, True),
-        (1, 40, 2, 3, 2, False),  # two chunks; one channel a group
-        (1, 33, 2, 300, 1, False),  # a row of states that is longer than a tile
+        (1, 5, 20, 16, 1, [4, 3]),  # two blocks of channels, the second one not full
+        (1, 33, 2, 300, 1, False),  # two chunks; a row of states that is longer than a tile
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_against_the_reference(batch, length, d_inner, d_state, groups, states, dtype):
+def test_states_of_several_tiles(batch, length, d_inner, d_state, groups, states, dtype):
     inputs = on_device(make(batch, length, d_inner, d_state, groups))
     options = {"dtype": dtype, "return_states": states}
     check_against_reference(selective_scan, inputs, impl="triton", **options)
@@ -42,18 +37,6 @@ def test_against_the_reference(batch, length, d_inner, d_state, groups, states, 
 def inputs():
     """float32 inputs of a few channels and two chunks."""
     return on_device({n: v.float() for n, v in make(2, 34, 3, 4).items()})
-
-
-def test_segments(inputs):
-    check_segments(
-        selective_scan,
-        inputs,
-        (1, 16, 17),
-        along_pos=ALONG_POS,
-        relative=2e-6,
-        return_states=True,
-        impl="triton",
-    )
 
 
 def test_gradients_that_do_not_come_in_are_zeros(inputs):
@@ -79,19 +62,6 @@ def test_any_layout_and_run_give_the_same_bits(inputs):
     got, grads = outputs_and_grads(selective_scan, strided, impl="triton", return_states=[3])
     assert all(torch.equal(got[n], want[n]) for n in want)
     assert all(torch.equal(grads[n], want_grads[n]) for n in want_grads)
-
-
-def test_low_precision_keeps_a_float32_core():
-    """Read as bfloat16, computed in float32; only y is rounded (the interpreter cuts it off)."""
-    inputs = on_device(make(1, 17, 3, 4))
-    narrow = {n: v.bfloat16() if n in ("x", "B", "C") else v.float() for n, v in inputs.items()}
-    wide = {n: v.float() for n, v in narrow.items()}
-    got, got_grads = outputs_and_grads(selective_scan, narrow, impl="triton", return_states=True)
-    want, want_grads = outputs_and_grads(selective_scan, wide, impl="triton", return_states=True)
-    assert got["y"].dtype == torch.bfloat16 and got_grads["x"].dtype == torch.bfloat16
-    assert torch.equal(got["states"], want["states"])
-    assert torch.equal(got["final_state"], want["final_state"])
-    assert ((got["y"].float() - want["y"]).abs() <= 2**-7 * want["y"].abs()).all()
 
 
 def test_huge_decays_are_exact():
