@@ -33,19 +33,28 @@ def check_positions(positions: Tensor, x: Tensor) -> None:
     """Refuse positions that torch would broadcast or read as something else.
 
     Raises:
-        ShapeError: Neither a mask [batch, pos] nor indices [batch, k].
+        ShapeError: Neither a mask [batch, pos] nor indices [batch, k] of positions there are.
     """
+    allowed = f"a bool mask {list(x.shape[:2])}, or int64 indices [{len(x)}, k]"
+    if not isinstance(positions, Tensor):
+        raise ShapeError(f"logit_positions: got {positions!r}; allowed: a tensor, {allowed}")
     fits = (
         positions.shape == x.shape[:2]
         if positions.dtype == torch.bool
-        else (
-            positions.ndim == 2 and len(positions) == len(x) and not positions.is_floating_point()
-        )
+        else positions.dtype == torch.int64 and positions.ndim == 2 and len(positions) == len(x)
     )
     if not fits:
         raise ShapeError(
-            f"logit_positions: got {positions.dtype} of shape {list(positions.shape)}; allowed: a "
-            f"bool mask {list(x.shape[:2])}, or integer indices [{len(x)}, k]"
+            f"logit_positions: got {positions.dtype} of shape {list(positions.shape)}; allowed: "
+            f"{allowed}"
+        )
+    if positions.dtype == torch.bool or positions.is_cuda or not positions.numel():
+        return  # asking a GPU for the values would wait for it
+    low, high = positions.aminmax()
+    if low < -x.shape[1] or high >= x.shape[1]:
+        raise ShapeError(
+            f"logit_positions run from {int(low)} to {int(high)}; allowed: 0..{x.shape[1] - 1}, or "
+            f"-{x.shape[1]}..-1 from the end"
         )
 
 

@@ -19,6 +19,12 @@ from hooked_ssm.html_table import titled_table
 _AROUND_MLP = re.compile(r"^blocks\.(\d+)\.hook_(mlp_out|resid_mid)$")
 
 
+def _is_key(key: Any) -> bool:
+    if isinstance(key, str):
+        return True
+    return isinstance(key, tuple) and len(key) >= 2 and isinstance(key[0], str)
+
+
 class HookedCache(ActivationCache):
     """Activations by hook name; `cache["pattern", 0]`, aliases and all methods work.
 
@@ -31,6 +37,11 @@ class HookedCache(ActivationCache):
         Raises:
             HookNameError: Not in the cache; names the nearest that are.
         """
+        if not _is_key(key):
+            raise HookNameError(
+                f"cache[{key!r}]: a key is a hook's name, or (short name, layer) such as "
+                "('pattern', 0)"
+            )
         names = self._spellings(key)
         for name in names:
             if name in self.cache_dict:
@@ -41,7 +52,7 @@ class HookedCache(ActivationCache):
         return stand_in
 
     def __contains__(self, key: Any) -> bool:
-        return any(name in self.cache_dict for name in self._spellings(key))
+        return _is_key(key) and any(name in self.cache_dict for name in self._spellings(key))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.cache_dict)

@@ -41,6 +41,18 @@ class CheckpointError(HookedSSMError, ValueError):
     """A checkpoint's files, keys or shapes do not fit the model."""
 
 
+class FileError(HookedSSMError, OSError):
+    """A file or folder cannot be written where it should be."""
+
+
+class DivergedError(HookedSSMError, ArithmeticError):
+    """Numbers became infinite or NaN: a loss, weights, or the state of a recurrence."""
+
+
+class MissingDependencyError(HookedSSMError, ImportError):
+    """An optional dependency is needed and not there."""
+
+
 def near(word: str, allowed: Iterable[str], limit: int = 3) -> list[str]:
     """Return the names in `allowed` closest to `word`, nearest first."""
     return difflib.get_close_matches(word, list(allowed), n=limit, cutoff=0.4)

@@ -6,14 +6,15 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hooked_ssm.errors import CheckpointError, ConfigError
+from hooked_ssm.errors import CheckpointError, ConfigError, FileError
 
 
 @contextmanager
@@ -21,16 +22,38 @@ def new_file(path: Path) -> Iterator[Path]:
     """Yield a hidden sibling to write; at the end it takes the name `path`, replacing any other.
 
     At every moment the old or the new file is there in full; after an exception, the old one.
+
+    Raises:
+        FileError: It cannot be written there.
     """
     temporary = path.with_name(f".{path.name}.tmp")
+    with _named(path):
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        sync(path.parent)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Have what the disk refuses say what was to be written, and why it cannot be."""
     try:
-        yield temporary
-        sync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        yield
+    except FileError:
         raise
-    sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        around = next((p for p in path.absolute().parents if p.exists()), path)
+        reason = f"{around} is a file" if around.is_file() else error
+        if path.is_dir() and isinstance(error, IsADirectoryError):
+            reason = "it is a folder"
+        raise FileError(
+            f"cannot write {path}: {reason}; give a path in a folder that may be written to"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -91,19 +114,23 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Yield a hidden sibling to fill; it takes the name `path`, which must be free, at the end.
 
     After an exception nothing is left behind; after a kill, at most the hidden sibling.
+
+    Raises:
+        FileError: It cannot be written there.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield temporary
-        for inside in [*temporary.rglob("*"), temporary]:
-            sync(inside)
-        os.rename(temporary, path)
-    except BaseException:
+    with _named(path):
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            for inside in [*temporary.rglob("*"), temporary]:
+                sync(inside)
+            os.rename(temporary, path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync(path.parent)
 
 
 def remove_folder(path: Path) -> None:

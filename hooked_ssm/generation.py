@@ -8,21 +8,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_ssm.inputs import Past
+from hooked_ssm.checks import Natural, NonNegative, checked
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.inputs import MaskLike, Past
 
 Step = Callable[..., tuple[Tensor, Past]]
 """`HookedModel.step`: (tokens, past, attention_mask=) -> (logits, past)."""
 
 
+@checked
 @torch.no_grad()
 def generate(
     step: Step,
     prompts: Int[Tensor, "batch pos"],
-    max_new_tokens: int,
+    max_new_tokens: Natural,
     *,
-    temperature: float = 0.0,
+    temperature: NonNegative = 0.0,
     generator: torch.Generator | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: MaskLike | None = None,
+    check_length: Callable[[int], None] = lambda length: None,
 ) -> Int[Tensor, "batch longer"]:
     """Append tokens one by one; hooks attached to the model act in every step.
 
@@ -34,20 +38,22 @@ def generate(
             softmax(logits / temperature) with the generator.
         generator: Required where something is drawn.
         attention_mask: False at left padding of the prompts. [batch, pos]
+        check_length: Raises if the model cannot run so many tokens.
 
     Returns:
         Prompts with what was appended. [batch, pos + max_new_tokens]
 
     Raises:
-        ValueError: A negative temperature, or a positive one without a generator.
+        ConfigError: A negative number, or a positive temperature without a generator on the
+            model's device.
     """
-    if temperature < 0 or (temperature > 0 and generator is None):
-        raise ValueError(
-            f"generate: temperature={temperature} with generator={generator}; allowed: 0, or "
-            "a positive temperature with an explicit torch.Generator"
+    if temperature > 0 and (generator is None or generator.device.type != prompts.device.type):
+        got = "no generator" if generator is None else f"a generator on {generator.device}"
+        raise ConfigError(
+            f"generate: temperature={temperature} with {got}; allowed: 0, or a positive "
+            f"temperature with an explicit torch.Generator({prompts.device.type!r})"
         )
-    if max_new_tokens < 0:
-        raise ValueError(f"generate: max_new_tokens={max_new_tokens}; allowed: 0 or more")
+    check_length(prompts.shape[1] + max_new_tokens - 1 if max_new_tokens else 0)
     ids = new = prompts
     past = None
     for _ in range(max_new_tokens):

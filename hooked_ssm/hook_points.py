@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
-from hooked_ssm.errors import HookNameError, ShapeError
+from hooked_ssm.errors import HookNameError, HookUnavailableError, ShapeError
 from hooked_ssm.hook_names import HookSpec
 
 
@@ -18,6 +19,10 @@ class SpecHookPoint(HookPoint):
     Where a gradient is recorded, hooks get a copy: autograd may have kept the activation itself
     for the backward pass, and an edit in place would then make that pass fail. Hooks marked
     `only_reads`, as caches are, need none.
+
+    Attributes:
+        spec: What is known of the activation.
+        attached: How many hooks have been attached so far, those removed since included.
     """
 
     spec: HookSpec
@@ -26,6 +31,12 @@ class SpecHookPoint(HookPoint):
         super().__init__()
         self.spec = spec
         self.pos_dim = spec.position_axis
+        self.attached = 0
+
+    def add_hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Attach a hook; arguments as transformer-lens' `HookPoint.add_hook`."""
+        self.attached += 1
+        return super().add_hook(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, or a copy of it for the hooks that follow."""
@@ -36,15 +47,21 @@ class SpecHookPoint(HookPoint):
         """Pass x on through the hooks.
 
         Raises:
-            ShapeError: A hook returned another shape, which would be broadcast without a word.
+            ShapeError: A hook returned another shape, which would be broadcast without a word, or
+                another dtype or device, which would spread to all that follows.
+            HookUnavailableError: A backward hook waits for a gradient, and none is recorded.
         """
+        if self._backward_hooks and not torch.is_grad_enabled():
+            raise HookUnavailableError(
+                f"a backward hook on {self.name} cannot fire: no gradient is recorded here; run "
+                "outside torch.no_grad() and torch.inference_mode()"
+            )
         result = super().__call__(x)
-        if result is not x and getattr(result, "shape", None) != x.shape:
-            got = getattr(result, "shape", type(result).__name__)
+        if result is not x and not _alike(result, x):
             raise ShapeError(
-                f"a hook on {self.name} returned {got if isinstance(got, str) else list(got)}, but "
-                f"the activation is {list(x.shape)} [{' '.join(self.spec.axes)}]; return a tensor "
-                "of that shape, or None"
+                f"a hook on {self.name} returned {_described(result)}, but the activation is "
+                f"{_described(x)} with axes [{' '.join(self.spec.axes)}]; return a tensor of that "
+                "shape, dtype and device, or None"
             )
         return result
 
@@ -66,6 +83,22 @@ class SpecHookPoint(HookPoint):
     def visit(self, make: Callable[[], Tensor]) -> Tensor | None:
         """Compute and pass on a heavy activation, only if somebody listens; else return None."""
         return self(make()) if self.listened else None
+
+
+def _alike(result: Any, x: Tensor) -> bool:
+    return (
+        isinstance(result, Tensor)
+        and result.shape == x.shape
+        and result.dtype == x.dtype
+        and result.device == x.device
+    )
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{kind} {list(value.shape)} on {value.device}"
 
 
 def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:

@@ -16,7 +16,16 @@ def next_token_loss(
     real: Tensor | None = None,
     per_token: bool = False,
 ) -> Tensor:
-    """Cross-entropy of each next token; its mean over pairs of real tokens, or each of them."""
+    """Cross-entropy of each next token; its mean over pairs of real tokens, or each of them.
+
+    Raises:
+        ShapeError: Fewer than two real tokens side by side, or tokens of another shape.
+    """
+    if logits.ndim != 3 or tokens.shape != logits.shape[:2]:
+        raise ShapeError(
+            f"a next-token loss needs logits [batch, pos, d_vocab] and tokens [batch, pos], got "
+            f"{list(logits.shape)} and {list(tokens.shape)}"
+        )
     if logits.shape[1] < 2:
         raise ShapeError("a next-token loss needs at least two tokens, got one")
     core = torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -15,16 +16,28 @@ from torch import Tensor, nn
 
 from hooked_ssm import summary
 from hooked_ssm.block import Block, residual_hook, select
+from hooked_ssm.checks import Count, check_value, is_integer
 from hooked_ssm.config import ModelConfig
-from hooked_ssm.errors import HookNameError, HookUnavailableError, ShapeError
+from hooked_ssm.errors import ConfigError, HookNameError, HookUnavailableError, ShapeError
 from hooked_ssm.generation import generate
-from hooked_ssm.inputs import Past, check_residual, check_tokens, locate, padding_of
+from hooked_ssm.hook_points import SpecHookPoint
+from hooked_ssm.inputs import (
+    MaskLike,
+    Past,
+    check_past,
+    check_residual,
+    check_tokens,
+    locate,
+    padding_of,
+)
 from hooked_ssm.layers import Linear, Norm, TiedUnembed
 from hooked_ssm.lens_weights import LensWeights
 from hooked_ssm.loss import next_token_loss
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.root import HookRoot, NamesFilter
 from hooked_ssm.tokens import Tokenising
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class HookedModel(Tokenising, LensWeights, HookRoot):
@@ -59,7 +72,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         self.setup()
         if initialise:
             self._initialise(torch.Generator().manual_seed(cfg.seed))
-            self.to(device=cfg.device, dtype=cfg.dtype)
+            self.place()
 
     def _initialise(self, generator: torch.Generator) -> None:
         cfg = self.cfg
@@ -84,7 +97,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         tokens: Tensor | str | Sequence[Any],
         return_type: str | None = "logits",
         *,
-        attention_mask: Tensor | None = None,
+        attention_mask: MaskLike | None = None,
         logit_positions: Tensor | None = None,
         loss_per_token: bool = False,
         start_at_layer: int | None = None,
@@ -105,7 +118,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
 
         Raises:
             ShapeError: Tokens, mask or length do not fit the model.
-            HookUnavailableError: Somebody listens to a position beyond the sequence.
+            HookUnavailableError: Somebody listens to a position beyond the sequence, or would edit
+                what a layer left out by start_at_layer or stop_at_layer computes.
         """
         if return_type not in ("logits", "loss", "both", None):
             raise ShapeError(
@@ -121,13 +135,14 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             raise ShapeError("loss_per_token needs return_type='loss' or 'both'")
         ids = None
         if start_at_layer is None:
-            ids = check_tokens(self.to_tokens(tokens), self.cfg.d_vocab, self.embed.weight.device)
+            ids = self._ids(tokens)
             segment = self._segment(ids.shape, ids.device, attention_mask)
-            resid = self._embed(ids, segment)
         else:
-            resid = check_residual(tokens, self.cfg.d_model)
+            resid = check_residual(tokens, self.embed.weight)
             segment = self._segment(resid.shape[:2], resid.device, attention_mask)
-        self._refuse_unreachable(segment.length)
+        self._refuse_out_of_reach(0, segment.length)
+        self._refuse_left_out(start_at_layer, stop_at_layer)
+        resid = resid if ids is None else self._embed(ids, segment)
         first = start_at_layer or 0
         early = logit_positions is not None and self._may_select_early(first, stop_at_layer)
         only_at = logit_positions if early else None
@@ -151,7 +166,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         tokens: Int[Tensor, "batch pos"],
         past: Past | None = None,
         *,
-        attention_mask: Tensor | None = None,
+        attention_mask: MaskLike | None = None,
     ) -> tuple[Float[Tensor, "batch pos d_vocab"], Past]:
         """Run on the next tokens (one or more), going on from what the last call handed over.
 
@@ -165,20 +180,29 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
 
         Returns:
             Logits at these tokens, and what to hand to the next call.
+
+        Raises:
+            ShapeError: Tokens, mask, length or past do not fit the model or each other.
+            HookUnavailableError: Somebody listens to a position that an earlier call has run.
         """
-        ids = check_tokens(self.to_tokens(tokens), self.cfg.d_vocab, self.embed.weight.device)
-        if attention_mask is not None and (
-            past is not None or not bool(attention_mask[:, -1].all())
-        ):
+        ids = self._ids(tokens)
+        if past is not None:
+            check_past(past, self.cfg, ids)
+        segment = self._segment(ids.shape, ids.device, attention_mask, past)
+        if segment.real is not None and (past is not None or not bool(segment.real[:, -1].all())):
             raise ShapeError(
                 "step: padding is allowed on the left of the first call only; pad prompts on the "
                 "left so that every document ends at the same column"
             )
-        segment = self._segment(ids.shape, ids.device, attention_mask, past)
+        fired = {} if past is None else past.fired
+        stop = segment.start + segment.length
+        self._refuse_out_of_reach(segment.start, None, fired)
         resid, layers = self._run_blocks(self._embed(ids, segment), segment, past)
         logits = self.logits_at(self.ln_final(resid))
         offset = past.offset if past is not None else padding_of(segment)
-        return logits, Past(segment.start + segment.length, offset, layers)
+        heard = self._listened(segment.start, stop)
+        fired = {**fired, **{str(point.name): point.attached for point in heard}}
+        return logits, Past(stop, offset, layers, self.cfg, fired)
 
     def generate(
         self,
@@ -187,16 +211,22 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         *,
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: MaskLike | None = None,
     ) -> Int[Tensor, "batch longer"]:
-        """Append tokens one by one, hooks acting in every step; see `hooked_ssm.generation`."""
+        """Append tokens one by one, hooks acting in every step; see `hooked_ssm.generation`.
+
+        Raises:
+            ShapeError: Tokens or mask do not fit, or the model ends before the last token.
+            HookUnavailableError: Somebody listens to a position that no step will run.
+        """
         return generate(
             self.step,
-            self.to_tokens(tokens),
+            self._ids(tokens),
             max_new_tokens,
             temperature=temperature,
             generator=generator,
             attention_mask=attention_mask,
+            check_length=self._check_length,
         )
 
     def logits_at(
@@ -205,6 +235,10 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         """Unembed the final norm's output, everywhere or only where wanted (see `forward`)."""
         kept = normalised if positions is None else select(normalised, positions)
         return F.linear(kept, self.W_U.T)
+
+    def _ids(self, tokens: Any) -> Tensor:
+        weight = self.embed.weight
+        return check_tokens(self.to_tokens(tokens), self.cfg.d_vocab, weight.device)
 
     def _embed(self, ids: Tensor, segment: Segment) -> Tensor:
         resid = self.hook_embed(self.embed(ids))
@@ -245,37 +279,83 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         self,
         shape: torch.Size,
         device: torch.device,
-        mask: Tensor | None,
+        mask: MaskLike | None,
         past: Past | None = None,
     ) -> Segment:
         segment = locate(shape, device, mask, past)
+        self._check_ctx(segment.start + segment.length)
+        return segment
+
+    def _check_length(self, total: int) -> None:
+        """Refuse to run so many tokens one by one: too many, or hooks beyond them."""
+        self._check_ctx(total)
+        self._refuse_out_of_reach(0, total)
+
+    def _check_ctx(self, total: int) -> None:
         limits: list[int] = [b.mixer.max_length for b in self.blocks if b.mixer.max_length]  # type: ignore[misc]
         if self.cfg.positions == "learned":
             limits.append(self.cfg.n_ctx)
-        total = segment.start + segment.length
         if limits and total > min(limits):
             raise ShapeError(
                 f"the sequence has {total} tokens, but learned positions or long filters of "
                 f"{self.title} end at n_ctx={self.cfg.n_ctx}; shorten it or build with a larger "
                 "n_ctx"
             )
-        return segment
 
     def _check_range(self, start: int | None, stop: int | None) -> None:
         n_layers = len(self.blocks)
         for name, layer in (("start_at_layer", start), ("stop_at_layer", stop)):
-            if layer is not None and not -n_layers <= layer <= n_layers:
+            if layer is None:
+                continue
+            if not is_integer(layer) or not -n_layers <= layer <= n_layers:
                 raise ShapeError(
                     f"{name}={layer}; allowed: 0..{n_layers}, or -{n_layers}..-1 from the end"
                 )
 
-    def _refuse_unreachable(self, length: int) -> None:
-        """Per-position hooks beyond the sequence would never fire: say so before running."""
-        for name, family in self.families.items():
-            beyond = family.listened_at(length)
-            if beyond:
+    def _listened(self, start: int = 0, stop: int | None = None) -> Iterator[SpecHookPoint]:
+        """The per-position hook points in [start, stop) that somebody listens to."""
+        for family in self.families.values():
+            yield from map(family.at, family.listened_at(start, stop))
+
+    def _refuse_out_of_reach(
+        self, start: int, stop: int | None, fired: Mapping[str, int] = _NOTHING
+    ) -> None:
+        """Per-position hooks that would never fire: say so before running.
+
+        Args:
+            start: The first position still to run.
+            stop: One past the last position; None if that is open.
+            fired: Hook points before `start` that have fired; see `Past`.
+        """
+        beyond = () if stop is None else self._listened(stop)
+        for point in beyond:
+            raise HookUnavailableError(
+                f"{point.name} cannot fire: "
+                + (f"the positions run are 0..{stop - 1}" if stop else "nothing is run")
+            )
+        for point in self._listened(0, start) if start else ():
+            if fired.get(str(point.name)) != point.attached:
                 raise HookUnavailableError(
-                    f"{name}.{beyond[0]} cannot fire: the sequence has positions 0..{length - 1}"
+                    f"{point.name} cannot fire: positions 0..{start - 1} have been run, and a hook "
+                    "was attached since; attach it before the step that runs its token, and start "
+                    "anew with past=None"
+                )
+
+    def _refuse_left_out(self, start: int | None, stop: int | None) -> None:
+        """Hooks that edit what only a layer left out computes would never fire: say so."""
+        if start is None and stop is None:
+            return
+        run = {f"blocks.{layer}" for layer in range(len(self.blocks))[start:stop]}
+        run |= {"hook_embed", "hook_pos_embed"} if start is None else set()
+        run |= {"ln_final"} if stop is None else set()
+        for point in self.hook_points():
+            name = str(point.name)
+            part = ".".join(name.split(".")[:2]) if name.startswith("blocks.") else name
+            out = part.removesuffix(".hook_scale").removesuffix(".hook_normalized") not in run
+            if out and point.listened and not point.only_read:
+                raise HookUnavailableError(
+                    f"{point.name} cannot fire: start_at_layer={start}, stop_at_layer={stop} leave "
+                    "it out; remove the hook, or run that layer too"
                 )
 
     # Names and weights.
@@ -320,8 +400,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
                 f"{name} has one hook point per position: pass position=, such as "
                 f"hook_name({layer}, {role!r}, position=7)"
             )
-        if not isinstance(position, int) or position < 0:
-            raise HookNameError(f"position={position!r} of {name}; allowed: an int >= 0")
+        if not is_integer(position) or position < 0:
+            raise HookNameError(f"position={position!r} of {name}; allowed: an integer >= 0")
         return f"{name}.{position}"
 
     def hook_of(self, layer: int, role: str) -> str:
@@ -331,8 +411,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             HookNameError: No such layer or role.
         """
         n_layers = len(self.blocks)
-        if not -n_layers <= layer < n_layers:
-            raise HookNameError(f"layer {layer} does not exist: allowed 0..{n_layers - 1}")
+        if not is_integer(layer) or not -n_layers <= layer < n_layers:
+            raise HookNameError(f"layer {layer!r} does not exist: allowed 0..{n_layers - 1}")
         prefix = f"blocks.{layer % n_layers}"
         for direct in (f"{prefix}.hook_{role}", f"{prefix}.mlp.hook_{role}"):
             if direct in self.hook_dict:
@@ -340,6 +420,21 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         mixer = self.blocks[layer].mixer
         own = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
         return f"{prefix}.mixer.{f'hook_{role}' if own else mixer.hook_for(role)}"
+
+    def place(self) -> HookedModel:
+        """Move and cast the model to what its config says.
+
+        Raises:
+            ConfigError: This machine, or this torch, has no such device.
+        """
+        cfg = self.cfg
+        try:
+            return self.to(device=cfg.device, dtype=cfg.dtype)
+        except (AssertionError, NotImplementedError, RuntimeError) as error:
+            raise ConfigError(
+                f"device={str(cfg.device)!r}: the model cannot be put there ({error}); 'cpu' is "
+                "everywhere"
+            ) from error
 
     def _apply(self, fn: Any, recurse: bool = True) -> HookedModel:
         """Move or cast (`to`, `double`, `cuda`, ...); `cfg.device` and `cfg.dtype` follow."""
@@ -350,6 +445,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
 
     def cache_size(self, batch: int, length: int, names_filter: NamesFilter = None) -> int:
         """Return the bytes a cache of these activations would take, without running anything."""
+        for name, value in (("batch", batch), ("length", length)):
+            check_value(f"cache_size: {name}", value, Count, ShapeError)
         sizes = {"batch": batch, "pos": length, "query_pos": length, "key_pos": length, "one": 1}
         sizes["d_model"] = self.cfg.d_model
         total = 0

@@ -22,7 +22,15 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice, SliceInput
 
 from hooked_ssm.cache import HookedCache
-from hooked_ssm.errors import HookNameError, ShapeError, near
+from hooked_ssm.checks import check_value
+from hooked_ssm.config import Device
+from hooked_ssm.errors import (
+    ConfigError,
+    HookNameError,
+    HookUnavailableError,
+    ShapeError,
+    near,
+)
 from hooked_ssm.hook_names import HookSpec, spellings
 from hooked_ssm.hook_points import HookFamily, SpecHookPoint
 from hooked_ssm.ops.memory import large_clone
@@ -58,6 +66,11 @@ class HookRoot(HookedRootModule, ABC):
         Raises:
             HookNameError: There is none; names the nearest.
         """
+        if not isinstance(name, str):
+            raise HookNameError(
+                f"a hook's name is a string, got {name!r}; a predicate on names stands alone, not "
+                "in a list"
+            )
         for plain in spellings(name):
             if plain in self.hook_dict:
                 return self.hook_dict[plain]
@@ -120,9 +133,9 @@ class HookRoot(HookedRootModule, ABC):
             point.add_hook(hook, dir=dir, level=self.context_level)
 
     def _hooked(self, name: Any) -> list[SpecHookPoint]:
-        """The hook points to attach to: None, which a cache takes for everything, is no name."""
-        if name is None:
-            raise HookNameError("a hook needs a name or a predicate on names, got None")
+        """The hook points to attach to: what a cache takes as a filter may be no name."""
+        if not isinstance(name, str) and not callable(name):
+            raise HookNameError(f"a hook needs a name or a predicate on names, got {name!r}")
         return self._matching(name)
 
     def _matching(self, wanted: NamesFilter) -> list[SpecHookPoint]:
@@ -155,7 +168,18 @@ class HookRoot(HookedRootModule, ABC):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[HookRoot]:
-        """Attach hooks for a `with` block; removes exactly those at its end, also after errors."""
+        """Attach hooks for a `with` block; removes exactly those at its end, also after errors.
+
+        Raises:
+            HookNameError: A name matches nothing.
+            ConfigError: An entry is no pair of a name and a function.
+        """
+        for entry in (*fwd_hooks, *bwd_hooks):
+            if not (isinstance(entry, tuple | list) and len(entry) == 2 and callable(entry[1])):
+                raise ConfigError(
+                    f"hooks are pairs (name or predicate, function), got {entry!r}; such as "
+                    "fwd_hooks=[('hook_embed', lambda value, hook: 0 * value)]"
+                )
         with super().hooks(list(fwd_hooks), list(bwd_hooks), reset_hooks_end, clear_contexts):
             yield self
 
@@ -191,12 +215,10 @@ class HookRoot(HookedRootModule, ABC):
 
         Raises:
             HookNameError: The filter matches nothing, or names something unknown.
-            ShapeError: remove_batch_dim with more than one document.
+            HookUnavailableError: What the filter names has not fired, or incl_bwd where no
+                gradient is recorded.
+            ShapeError: remove_batch_dim with more than one document, or pos_slice selects nothing.
         """
-        if remove_batch_dim and isinstance(model_args[0], Tensor):
-            batch = model_args[0].shape[0] if model_args[0].ndim > 1 else 1
-            if batch != 1:
-                raise ShapeError(f"remove_batch_dim needs a batch of 1, got {batch}")
         cache, fwd, bwd = self.get_caching_hooks(
             names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice
         )
@@ -207,7 +229,19 @@ class HookRoot(HookedRootModule, ABC):
                     raise ShapeError(
                         "incl_bwd needs a scalar output to call backward on: return_type='loss'"
                     )
+                if not output.requires_grad:
+                    raise HookUnavailableError(
+                        "incl_bwd: no gradient is recorded here; run outside torch.no_grad() and "
+                        "torch.inference_mode(), with parameters that require gradients"
+                    )
                 output.backward()
+        if names_filter is not None and not callable(names_filter):
+            missing = [str(p.name) for p in self._matching(names_filter) if p.name not in cache]
+            if missing:
+                raise HookUnavailableError(
+                    f"{missing[0]} has not fired in this run; leave it out of names_filter, or run "
+                    "the layers and positions that compute it"
+                )
         if not return_cache_object:
             return output, cache
         return output, HookedCache(cache, self, has_batch_dim=not remove_batch_dim)
@@ -223,14 +257,18 @@ class HookRoot(HookedRootModule, ABC):
     ) -> tuple[dict[str, Tensor], list[NamedHook], list[NamedHook]]:
         """Return a dict and the hooks that fill it; arguments as in `run_with_cache`."""
         cache = {} if cache is None else cache
-        chosen = Slice.unwrap(pos_slice)  # type: ignore[arg-type]
+        chosen = _read_slice(pos_slice)
+        if device is not None:
+            check_value("device", device, Device)
 
         def save(tensor: Tensor, hook: HookPoint, suffix: str) -> None:
             spec: HookSpec = hook.spec  # type: ignore[assignment]
             value = tensor.detach()
             if spec.position_axis is not None:
-                value = chosen.apply(value, dim=spec.position_axis)
+                value = _cut(value, chosen, spec.position_axis)
             if remove_batch_dim and spec.has_batch:
+                if len(value) != 1:
+                    raise ShapeError(f"remove_batch_dim needs a batch of 1, got {len(value)}")
                 value = value[0]
             cache[f"{hook.name}{suffix}"] = _copy(value, device)
 
@@ -258,6 +296,33 @@ class HookRoot(HookedRootModule, ABC):
         for name, hook in bwd:
             self.add_hook(name, hook, "bwd")
         return cache
+
+
+def _read_slice(pos_slice: PosSlice) -> Slice:
+    allowed = "an integer, a list of them, a slice, a tuple (start, stop), or None"
+    try:
+        chosen = Slice.unwrap(pos_slice)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"pos_slice={pos_slice!r}; allowed: {allowed}") from error
+    if chosen.mode == "array" and chosen.slice.size and chosen.slice.dtype.kind not in "iub":
+        raise ShapeError(f"pos_slice={pos_slice!r}; allowed: {allowed}")
+    return chosen
+
+
+def _cut(value: Tensor, chosen: Slice, axis: int) -> Tensor:
+    """The positions chosen of an activation, of which there must be some."""
+    try:
+        part = chosen.apply(value, dim=axis)
+    except (IndexError, TypeError) as error:
+        raise ShapeError(
+            f"pos_slice={chosen.slice!r} does not fit positions 0..{value.shape[axis] - 1}: {error}"
+        ) from error
+    if part.ndim != value.ndim or 0 in part.shape:
+        raise ShapeError(
+            f"pos_slice={chosen.slice!r} selects nothing of the positions "
+            f"0..{value.shape[axis] - 1}; choose some of these"
+        )
+    return part
 
 
 def _copy(value: Tensor, device: torch.device | str | None) -> Tensor:

@@ -23,7 +23,7 @@ class Tokenising(nn.Module):
     token_names: Sequence[str] | None = None
     embed: nn.Embedding
 
-    def to_tokens(self, text: Any, prepend_bos: bool = False, **_: Any) -> Tensor:
+    def to_tokens(self, text: Any, prepend_bos: bool = False) -> Tensor:
         """Return token ids. [batch, pos]
 
         Args:
@@ -33,9 +33,10 @@ class Tokenising(nn.Module):
 
         Raises:
             TaskError: Text, but no tokenizer and no token names; or an unknown token.
+            ShapeError: Neither text nor ids of documents of one length.
         """
         if isinstance(text, Tensor) or not _holds_text(text):
-            ids = torch.as_tensor(text)
+            ids = as_tensor("tokens", text, self.embed.weight.device)
             ids = ids[None] if ids.ndim == 1 else ids
         else:
             rows = [self._encode(t) for t in ([text] if isinstance(text, str) else text)]
@@ -50,14 +51,29 @@ class Tokenising(nn.Module):
         bos = ids.new_full((ids.shape[0], 1), self._bos_id())
         return torch.cat([bos, ids], dim=1)
 
-    def to_str_tokens(self, text: Any, prepend_bos: bool = False, **_: Any) -> list[str]:
-        """Return the names of the tokens of one document."""
-        ids = self.to_tokens(text, prepend_bos)[0].tolist()
+    def to_str_tokens(self, text: Any, prepend_bos: bool = False) -> list[str]:
+        """Return the names of the tokens of one document.
+
+        Raises:
+            ShapeError: Several documents, or an id without a name.
+        """
+        rows = self.to_tokens(text, prepend_bos)
+        if rows.ndim != 2 or len(rows) != 1:
+            raise ShapeError(
+                f"to_str_tokens takes one document, got tokens of shape {list(rows.shape)}; pass "
+                "tokens[i]"
+            )
+        ids = rows[0].tolist()
         if self.tokenizer is not None:
             return [self.tokenizer.decode([i]) for i in ids]
-        if self.token_names is not None:
-            return [self.token_names[i] for i in ids]
-        return [str(i) for i in ids]
+        if self.token_names is None:
+            return [str(i) for i in ids]
+        nameless = [i for i in ids if not 0 <= i < len(self.token_names)]
+        if nameless:
+            raise ShapeError(
+                f"token {nameless[0]} has no name; model.token_names has {len(self.token_names)}"
+            )
+        return [self.token_names[i] for i in ids]
 
     def to_single_token(self, text: str) -> int:
         """Return the id of a text that is exactly one token."""
@@ -67,6 +83,8 @@ class Tokenising(nn.Module):
         return ids[0]
 
     def _encode(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TaskError(f"a text must be a string, got {text!r}; ids go in lists of their own")
         if self.tokenizer is not None:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
         if self.token_names is None:
@@ -86,6 +104,23 @@ class Tokenising(nn.Module):
         if self.token_names is not None and "<bos>" in self.token_names:
             return list(self.token_names).index("<bos>")
         raise TaskError("prepend_bos: neither a tokenizer nor token names know a <bos>")
+
+
+def as_tensor(what: str, value: Any, device: torch.device) -> Tensor:
+    """Return a tensor as it is, and lists or arrays as a tensor on the device.
+
+    Raises:
+        ShapeError: No numbers, or lists of different lengths.
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"{what}: cannot make a tensor of this {type(value).__name__} ({error}); pass integers "
+            "[batch, pos], documents of different lengths padded on the left and an attention_mask"
+        ) from error
 
 
 def _holds_text(value: Any) -> bool:

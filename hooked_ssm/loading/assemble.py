@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hooked_ssm.checks import check_value
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import CheckpointError
 from hooked_ssm.loading.layouts import Layout
@@ -28,8 +29,21 @@ def from_state_dict(
 
     Raises:
         CheckpointError: Tensors are missing, left over, of the wrong shape, or contradict each
-            other; it lists all of them.
+            other; it lists all of them. Or this is no mapping from names to tensors.
+        ConfigError: cfg is no ModelConfig.
     """
+    check_value("cfg", cfg, ModelConfig)
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(
+            f"a state dict maps names to tensors, got a {type(state_dict).__name__}; such as "
+            "model.state_dict()"
+        )
+    for name, value in state_dict.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"a state dict maps names to tensors, but {name!r} holds a "
+                f"{type(value).__name__}; if it holds the weights, pass that"
+            )
     return assemble(state_dict, cfg, find_layout(layout, cfg, state_dict))
 
 
@@ -43,7 +57,7 @@ def assemble(state_dict: Mapping[str, Tensor], cfg: ModelConfig, layout: Layout)
         # A copy, also of a file's mapped memory (whose pages are the cache's, not ours): the model
         # owns what it holds, aligned as a fresh model's, so that both compute the same bits.
         tensor.data = values[name].detach().clone(memory_format=torch.contiguous_format)
-    return model.to(device=cfg.device, dtype=cfg.dtype).eval()
+    return model.place().eval()
 
 
 class _Reading:

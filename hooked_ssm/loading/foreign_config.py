@@ -24,6 +24,8 @@ ACTIVATIONS = {
 }
 UNLIMITED = 2048
 """n_ctx of models that take any length: nothing depends on it."""
+_UNREADABLE = (ArithmeticError, AttributeError, ConfigError, KeyError, TypeError, ValueError)
+"""What reading a setting that is missing or of a wrong type raises."""
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -42,10 +44,12 @@ def config_from_hf(config: Any) -> ModelConfig:
             f"Hugging Face models of type {kind!r} are not supported; "
             f"supported: {', '.join(READERS)}"
         )
-    shared = {"d_vocab": config.vocab_size, "tie_embeddings": bool(config.tie_word_embeddings)}
     try:
+        shared = {"d_vocab": config.vocab_size, "tie_embeddings": bool(config.tie_word_embeddings)}
         return ModelConfig(**shared, **READERS[kind](config))
-    except ConfigError as error:
+    except CheckpointError:
+        raise
+    except _UNREADABLE as error:
         raise CheckpointError(f"the {kind} model cannot be described: {error}") from error
 
 
@@ -65,7 +69,7 @@ def hf_config(description: Mapping[str, Any]) -> Any:
     values = {name: value for name, value in description.items() if name != "model_type"}
     try:
         return AutoConfig.for_model(kind, **values)
-    except (TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # of transformers' own checks, which have no common class
         raise CheckpointError(f"config.json is no valid config of {kind}: {error}") from error
 
 
@@ -242,7 +246,7 @@ MAMBA_SSM_INERT = {
 }
 
 
-def config_from_mamba_ssm(description: Mapping[str, Any], d_vocab: int) -> ModelConfig:
+def config_from_mamba_ssm(description: Mapping[str, Any], d_vocab: int | None) -> ModelConfig:
     """Return the description of a checkpoint of state-spaces/mamba.
 
     Args:
@@ -262,14 +266,16 @@ def config_from_mamba_ssm(description: Mapping[str, Any], d_vocab: int) -> Model
             architecture=layer["mixer"],
             mixers=[layer] * description["n_layer"],
             d_model=description["d_model"],
-            d_vocab=d_vocab,
+            d_vocab=d_vocab,  # type: ignore[arg-type]  # None is refused
             n_ctx=UNLIMITED,
             norm=norm,
             final_norm=norm,
             norm_eps=description.get("norm_epsilon", 1e-5),
             tie_embeddings=description.get("tie_embeddings", True),
         )
-    except (ConfigError, KeyError, TypeError) as error:
+    except CheckpointError:
+        raise
+    except _UNREADABLE as error:
         raise CheckpointError(f"config.json describes no model of mamba_ssm: {error}") from error
 
 

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hooked_ssm.checks import shown
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import CheckpointError, ConfigError
 from hooked_ssm.files import new_file, new_folder, read_json, save_tensors, sync, write_json
@@ -43,9 +44,13 @@ def save_pretrained(model: HookedModel, folder: str | Path) -> Path:
 
     Returns:
         The folder.
+
+    Raises:
+        FileError: It cannot be written there; nothing has changed.
+        CheckpointError: The folder is a file, or the token names are no strings.
     """
     folder = Path(folder)
-    names = None if model.token_names is None else list(model.token_names)
+    names = _token_names(model.token_names)
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -63,11 +68,26 @@ def save_pretrained(model: HookedModel, folder: str | Path) -> Path:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; give a folder to save into")
     write_json(folder / _PENDING, config)
-    with new_file(folder / WEIGHTS) as unfinished:
-        save_tensors(weights, unfinished, carried)
+    try:
+        with new_file(folder / WEIGHTS) as unfinished:
+            save_tensors(weights, unfinished, carried)
+    except BaseException:
+        (folder / _PENDING).unlink(missing_ok=True)
+        raise
     os.replace(folder / _PENDING, folder / CONFIG)
     sync(folder)
     return folder
+
+
+def _token_names(names: Any) -> list[str] | None:
+    """Names as a list of strings."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"token_names is {shown(names)}; allowed: None, or a list with a string per token"
+        )
+    return list(names)
 
 
 def is_native(description: Mapping[str, Any]) -> bool:
@@ -90,19 +110,19 @@ def load_native(
             f"{VERSION}; update hooked_ssm or save the model again"
         )
     try:
-        cfg = ModelConfig.from_dict(config["model"])
-    except (ConfigError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / CONFIG} describes no model: {error}. A mixer of your own must be "
-            "registered first: hooked_ssm.mixers.register_mixer"
-        ) from error
-    cfg = cfg.with_(device=device or "cpu", dtype=dtype or cfg.dtype)
+        cfg = ModelConfig.from_dict(config.get("model", {}))
+        names = _token_names(config.get("token_names"))
+    except (ConfigError, CheckpointError, TypeError) as error:
+        raise CheckpointError(f"{folder / CONFIG} describes no model: {error}") from error
+    cfg = cfg.with_(
+        device="cpu" if device is None else device, dtype=cfg.dtype if dtype is None else dtype
+    )
     layout = find_layout("hooked_ssm", cfg, weights)
     try:
         model = assemble(weights, cfg, layout)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    model.token_names = config.get("token_names")
+    model.token_names = names
     return model
 
 
@@ -115,12 +135,19 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist; save the model again") from error
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); restore or delete it") from error
     config = read_json(folder / CONFIG)
     if carried is None:
         return config, weights
-    own = json.loads(carried)
+    try:
+        own = json.loads(carried)
+    except ValueError as error:
+        raise CheckpointError(
+            f"the config inside {path} is no JSON ({error}); restore or delete it"
+        ) from error
+    if not isinstance(own, dict):
+        raise CheckpointError(f"the config inside {path} holds no settings; restore or delete it")
     if config == own:
         return own, weights
     pending = folder / _PENDING

@@ -14,6 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hooked_ssm.checks import check_value
+from hooked_ssm.config import Device, Dtype
 from hooked_ssm.errors import CheckpointError
 from hooked_ssm.files import read_json
 from hooked_ssm.loading.assemble import assemble
@@ -49,7 +51,15 @@ def from_pretrained(
 
     Raises:
         CheckpointError: There is no such folder and no such name, or what is there does not fit.
+        ConfigError: device or dtype is none of torch's.
     """
+    check_value("device", device, Device | None)
+    check_value("dtype", dtype, Dtype | None)
+    if not isinstance(folder_or_name, str | os.PathLike) or not os.fspath(folder_or_name):
+        raise CheckpointError(
+            f"from_pretrained({folder_or_name!r}): give a folder, or a model's name on the Hugging "
+            "Face hub"
+        )
     folder = Path(folder_or_name).expanduser()
     if not folder.is_dir():
         folder = _download(folder_or_name)
@@ -74,13 +84,15 @@ def _foreign(
     """Build the model that somebody else's config.json and weights are."""
     if "model_type" not in description and "n_layer" in description:
         embed = weights.get("backbone.embedding.weight")
-        d_vocab = description["vocab_size"] if embed is None else embed.shape[0]
+        d_vocab = description.get("vocab_size") if embed is None else embed.shape[0]
         cfg, name = config_from_mamba_ssm(description, d_vocab), "mamba_ssm"
     else:
         cfg, name = config_from_hf(hf_config(description)), "hf"
     layout = find_layout(name, cfg, weights)
     stored = next((t.dtype for t in weights.values() if t.is_floating_point()), cfg.dtype)
-    cfg = cfg.with_(device=device or "cpu", dtype=dtype or stored)
+    cfg = cfg.with_(
+        device="cpu" if device is None else device, dtype=stored if dtype is None else dtype
+    )
     return assemble(weights, cfg, layout)
 
 
@@ -95,7 +107,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{folder} holds no weights: none of {', '.join(WEIGHT_FILES)}")
     if not name.endswith(".json"):
         return _read_file(folder / name)
-    shards = sorted(set(read_json(folder / name)["weight_map"].values()))
+    index = read_json(folder / name)
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise CheckpointError(f"{folder / name} holds no weight_map of files; restore it")
+    shards = sorted(set(files.values()))
     weights: dict[str, Tensor] = {}
     for shard in shards:
         if Path(shard).name != shard:

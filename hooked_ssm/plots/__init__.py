@@ -4,8 +4,8 @@ Not imported by `import hooked_ssm`: plotly is paid for on use. circuitsvis is n
 bundled script is read.
 """
 
+from hooked_ssm.errors import MissingDependencyError
 from hooked_ssm.plots.attention_heads import attention_heads
-from hooked_ssm.plots.dependencies import MissingDependencyError
 from hooked_ssm.plots.heatmap import heatmap
 from hooked_ssm.plots.html import HtmlFigure
 from hooked_ssm.plots.mechanism import attribution_bars, mechanism_scatter

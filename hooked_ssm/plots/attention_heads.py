@@ -13,9 +13,8 @@ from uuid import uuid4
 
 import numpy as np
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.errors import ConfigError, MissingDependencyError
 from hooked_ssm.plots import theme
-from hooked_ssm.plots.dependencies import MissingDependencyError
 from hooked_ssm.plots.html import SCRIPTS, HtmlFigure, safe_json
 from hooked_ssm.plots.labels import Labels, checked, visible
 from hooked_ssm.plots.pattern import AXES

@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import plotly.graph_objects as go
 
-from hooked_ssm.errors import ConfigError, unknown
-from hooked_ssm.plots.dependencies import MissingDependencyError
+from hooked_ssm.errors import ConfigError, MissingDependencyError, unknown
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
 from hooked_ssm.plots.screenshot import screenshot
 from hooked_ssm.plots.tensors import Number

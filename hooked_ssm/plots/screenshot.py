@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from hooked_ssm.plots.dependencies import MissingDependencyError
+from hooked_ssm.errors import MissingDependencyError
 
 TIMEOUT = 60  # seconds
 TIME = 3_000  # milliseconds that the page's own clock may run
@@ -15,7 +15,7 @@ MEASURE = """<script>setTimeout(() => document.documentElement.setAttribute("dat
 Math.ceil(document.querySelector("main").getBoundingClientRect().height)), 2500)</script>"""
 
 
-def screenshot(page: str, *, width: int, scale: float, background: str | None) -> bytes:
+def screenshot(page: str, *, width: int, scale: Number, background: str | None) -> bytes:
     """Return a PNG of a page as high as its <main>; `scale` pixels per pixel of the page.
 
     Raises:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hooked_ssm.errors import ConfigError, HookedSSMError
+from hooked_ssm.errors import ConfigError, MissingDependencyError
 from hooked_ssm.sweeps.executors import Ended
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.sweeps.worker import execute
@@ -14,7 +14,7 @@ from hooked_ssm.sweeps.worker import execute
 STORE_BYTES = 200 * 1024**2  # of a Ray of our own: specs travel through it, results do not
 
 
-class MissingRayError(HookedSSMError, ImportError):
+class MissingRayError(MissingDependencyError):
     """Ray is not installed."""
 
 

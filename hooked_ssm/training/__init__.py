@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hooked_ssm.errors import DivergedError
 from hooked_ssm.training.checkpoint import checkpoint_folders
 from hooked_ssm.training.config import TrainConfig
 from hooked_ssm.training.loss import answer_accuracy, training_loss
 from hooked_ssm.training.optimizer import learning_rate, split_by_decay
 from hooked_ssm.training.run import TrainRun
-from hooked_ssm.training.trainer import DivergedError, train
+from hooked_ssm.training.trainer import train
 
 __all__ = [
     "DivergedError",

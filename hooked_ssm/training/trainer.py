@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from hooked_ssm.errors import ConfigError, HookedSSMError
+from hooked_ssm.errors import ConfigError, DivergedError
 from hooked_ssm.model import HookedModel
+from hooked_ssm.progress import tqdm
 from hooked_ssm.tasks import FixedSet, Stream, Task, TaskBatch
 from hooked_ssm.training.checkpoint import (
     LoopState,
@@ -27,10 +27,6 @@ from hooked_ssm.training.interrupt import deferred_interrupt
 from hooked_ssm.training.loss import answer_accuracy, training_loss
 from hooked_ssm.training.optimizer import build_optimizer, learning_rate
 from hooked_ssm.training.run import TrainRun
-
-
-class DivergedError(HookedSSMError, ArithmeticError):
-    """The loss or the weights are no longer finite."""
 
 
 def train(
