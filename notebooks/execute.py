@@ -1,4 +1,4 @@
-"""Run the notebooks in place and keep their outputs, plotly figures as pictures a code host shows.
+"""Run the notebooks in place and keep their outputs, figures as pictures a code host shows.
 
     python notebooks/execute.py [01_getting_started.ipynb ...]
 
@@ -17,17 +17,30 @@ FOLDER = Path(__file__).parent
 
 # Run before the first cell and not kept: pictures from one browser, sharp on dense screens.
 PICTURES = """
+import tempfile
 import warnings
 
 import kaleido
 import plotly.io as pio
 
+from hooked_ssm.plots import HtmlFigure
+
 warnings.filterwarnings("ignore", message="IProgress not found|The kopts argument")
 
-pio.renderers["png"].scale = 1.3
-pio.renderers["png"].width = 860
+pio.renderers["png"].scale = 1.15
+pio.renderers["png"].width = 800
 pio.renderers.default = "png"
 kaleido.start_sync_server(silence_warnings=True)
+
+
+def picture_of_html(figure):
+    with tempfile.TemporaryDirectory() as folder:
+        return figure.save(f"{folder}/figure.png", width=620, scale=1.3).read_bytes()
+
+
+formatters = get_ipython().display_formatter.formatters
+formatters["image/png"].for_type(HtmlFigure, picture_of_html)
+formatters["text/html"].for_type(HtmlFigure, lambda figure: None)
 """
 
 
@@ -56,6 +69,9 @@ def execute(path: Path, setup: str = "", timeout: int = 600) -> nbformat.Noteboo
     for cell in notebook.cells:
         if cell.cell_type == "code" and cell.execution_count:
             cell.execution_count -= 1
+            for output in cell.outputs:
+                if output.output_type == "execute_result":
+                    output.execution_count = cell.execution_count
     # What differs from machine to machine is left out.
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 FIGURES = {"application/vnd.plotly.v1+json", "image/png"}
 LARGEST = 600_000  # bytes that a code host renders at once
-DRAWS = re.compile(r"\bplots\.\w+\(|\.(heatmap|plot)\(|\bfigure\.")
+DRAWS = re.compile(r"\bplots\.\w+\(|\.(heatmap|plot|graph)\(|\bfigure\.")
 
 
 def load_execute() -> ModuleType:
@@ -39,8 +39,12 @@ def cells_with_figures(notebook) -> list[str]:
         cell.source
         for cell in notebook.cells
         if cell.cell_type == "code"
-        and any(FIGURES & set(output.get("data", {})) for output in cell.outputs)
+        and any(is_figure(output.get("data", {})) for output in cell.outputs)
     ]
+
+
+def is_figure(data: dict) -> bool:
+    return bool(FIGURES & set(data)) or "CircuitsVis.render(" in data.get("text/html", "")
 
 
 def test_there_are_notebooks():
@@ -64,6 +68,8 @@ def test_is_committed_with_its_outputs(path):
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    results = [(c, o) for c in code for o in c.outputs if o.output_type == "execute_result"]
+    assert all(output.execution_count == cell.execution_count for cell, output in results)
     outputs = [output for cell in code for output in cell.outputs]
     assert not any(output.output_type == "error" for output in outputs)
     assert not any(output.get("name") == "stderr" for output in outputs)
