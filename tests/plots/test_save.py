@@ -10,7 +10,7 @@ import stat
 import pytest
 
 from hooked_ssm.errors import ConfigError
-from hooked_ssm.plots import MissingDependencyError, heatmap, save
+from hooked_ssm.plots import MissingDependencyError, attention_heads, heatmap, save
 from hooked_ssm.plots.save import write_atomically
 from tests.plots.pages import Page
 
@@ -79,3 +79,20 @@ def test_pictures(tmp_path):
     png = save(fig, tmp_path / "figure.png", scale=1, background="#ffffff").read_bytes()
     assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20], "big") == 900
     assert fig.layout.paper_bgcolor is None  # the caller's figure is left alone
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="kaleido or Chromium is not installed")
+def test_pictures_of_attention_views_are_as_high_as_the_view(tmp_path):
+    view = attention_heads([[1.0, 0.0], [0.5, 0.5]], TOKENS)
+    png = view.save(tmp_path / "heads.png", scale=1, width=400).read_bytes()
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    assert png.startswith(b"\x89PNG") and width == 400 and 300 < height < 700
+    assert len(png) > 3000  # something is drawn
+
+
+def test_pictures_of_attention_views_need_a_browser(tmp_path, monkeypatch):
+    chromium = pytest.importorskip("choreographer.browsers.chromium").Chromium
+    monkeypatch.setattr(chromium, "find_browser", lambda **_: None)
+    with pytest.raises(MissingDependencyError, match="Chrome or Chromium, which is not found"):
+        attention_heads([[1.0]], ["a"]).save(tmp_path / "heads.png")
+    assert os.listdir(tmp_path) == []
