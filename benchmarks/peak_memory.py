@@ -1,4 +1,4 @@
-"""How far the memory of this process rises while something runs, as the kernel counts it."""
+"""The memory of this process: how far it rises while something runs, and whether it is kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 PROCESS = Path("/proc/self")
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""glibc's names for mallopt."""
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory of up to 32 MiB a piece (the most it can) for what comes next.
+
+    By itself it gives the memory back or not, depending on what was freed before, and a tensor of
+    6 MiB costs between 0 and 6 ms to touch anew. Larger ones always come from the system.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(TRIM_THRESHOLD, 1 << 30)
+        libc.mallopt(MMAP_THRESHOLD, 32 << 20)
 
 
 def peak_mib(run: Callable[[], object]) -> float:
