@@ -124,6 +124,7 @@ TEMPLATE = go.layout.Template(
             "align": "left",
         },
         "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": INK, "activecolor": PALETTE[0]},
     },
     data={"heatmap": [{"colorbar": _COLOUR_BAR, "xgap": 1, "ygap": 1, "hoverongaps": False}]},
 )
