@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hooked_ssm.plots import attention_heads, pattern
-from tests.plots.browser import Seen, open_page
-from tests.plots.test_browser import BROWSER
+from tests.browser import needs_browser
+from tests.devtools import Seen, open_page
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbconvert")
@@ -69,7 +69,7 @@ def seen(tmp_path_factory) -> Seen:
     return open_page(path, READY, DRAWN)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
+@needs_browser
 def test_figures_are_drawn(seen):
     assert seen.value["pictures"] >= 1 and seen.value["broken"] == 0
     assert seen.value["plots"] == 2
@@ -78,7 +78,7 @@ def test_figures_are_drawn(seen):
     assert seen.value["cells"] > 20 and "Getting started" in seen.value["text"]
 
 
-@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
+@needs_browser
 def test_nothing_leaves_the_machine_and_nothing_goes_wrong(seen):
     assert any(address.startswith("file:") for address in seen.requests)  # they are heard
     assert seen.outside == []
