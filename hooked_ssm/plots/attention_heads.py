@@ -27,8 +27,8 @@ REMEDY = (
 
 # The script may come later than the widget: a notebook draws its outputs in any order.
 WIDGET = """<div id="{id}" style="margin:15px 0;padding:12px;background:#fff;color:#111;\
-color-scheme:light;border-radius:6px;max-width:46rem;overflow-x:auto">The circuitsvis script is not \
-in this page yet: run the first cell that shows attention heads again.</div>
+color-scheme:light;border-radius:6px;max-width:46rem;overflow-x:auto">The circuitsvis script is \
+not in this page yet: run the first cell that shows attention heads again.</div>
 <script>(function draw() {{
   if (!window.CircuitsVis) {{ return void setTimeout(draw, 200); }}
   CircuitsVis.render("{id}", CircuitsVis.AttentionHeads, {props});
