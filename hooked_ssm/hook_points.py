@@ -23,9 +23,11 @@ class SpecHookPoint(HookPoint):
     Attributes:
         spec: What is known of the activation.
         attached: How many hooks have been attached so far, those removed since included.
+        keepable: Whether the value now passing through is the listener's to keep (`hand_over`).
     """
 
     spec: HookSpec
+    keepable = False
 
     def __init__(self, spec: HookSpec):
         super().__init__()
@@ -80,6 +82,17 @@ class SpecHookPoint(HookPoint):
             and all(getattr(hook.user_hook, "only_reads", False) for hook in hooks)
         )
 
+    def hand_over(self, x: Tensor) -> Tensor:
+        """Pass on a value that nobody else holds: a listener that only reads may keep it.
+
+        So a cache of all states, the largest thing there is, needs no copy of them.
+        """
+        self.keepable = self.only_read and len(self.fwd_hooks) == 1 and not x.requires_grad
+        try:
+            return self(x)
+        finally:
+            self.keepable = False
+
     def visit(self, make: Callable[[], Tensor]) -> Tensor | None:
         """Compute and pass on a heavy activation, only if somebody listens; else return None."""
         return self(make()) if self.listened else None
@@ -101,8 +114,10 @@ def _described(value: Any) -> str:
     return f"{kind} {list(value.shape)} on {value.device}"
 
 
-def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:
+def edited(hook: SpecHookPoint, value: Tensor, *, held: bool = True) -> tuple[Tensor, bool]:
     """Pass `value` through `hook`; say whether the result must be used instead of `value`.
+
+    `held=False`: nobody else holds the value, see `SpecHookPoint.hand_over`.
 
     True for a new tensor, an edit in place (torch counts a tensor's versions; inference tensors
     keep no count, so they count as edited) and wherever a gradient may have to pass the hook: to a
@@ -111,7 +126,7 @@ def edited(hook: SpecHookPoint, value: Tensor) -> tuple[Tensor, bool]:
     if not hook.listened:
         return value, False
     if hook.only_read:
-        return hook(value), False
+        return hook(value) if held else hook.hand_over(value), False
     countable = not value.is_inference()
     before = value._version if countable else None
     result = hook(value)

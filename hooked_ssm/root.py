@@ -270,7 +270,9 @@ class HookRoot(HookedRootModule, ABC):
                 if len(value) != 1:
                     raise ShapeError(f"remove_batch_dim needs a batch of 1, got {len(value)}")
                 value = value[0]
-            cache[f"{hook.name}{suffix}"] = _copy(value, device)
+            # a slice would keep all of its tensor alive
+            keep = hook.keepable and value.numel() == tensor.numel() and value.is_contiguous()
+            cache[f"{hook.name}{suffix}"] = _moved(value, device) if keep else _copy(value, device)
 
         names = [str(point.name) for point in self._matching(names_filter)]
         save_value, save_gradient = (functools.partial(save, suffix=s) for s in ("", "_grad"))
@@ -325,7 +327,11 @@ def _cut(value: Tensor, chosen: Slice, axis: int) -> Tensor:
     return part
 
 
+def _moved(value: Tensor, device: torch.device | str | None) -> Tensor:
+    return value if device is None else value.to(device)
+
+
 def _copy(value: Tensor, device: torch.device | str | None) -> Tensor:
     """A copy that no later edit in place can reach."""
-    moved = value if device is None else value.to(device)
+    moved = _moved(value, device)
     return large_clone(moved) if moved.data_ptr() == value.data_ptr() else moved

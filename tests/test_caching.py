@@ -132,6 +132,24 @@ def fired_order(model, ids):
     return order
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("caches", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_owns_its_memory(name, caches):
+    """States may be kept without a copy: then nothing else may lie in their memory."""
+    model, ids = tiny(name, dtype=torch.float64), tokens()
+    want, _ = model.step(ids[:, :1], model.step(ids)[1])
+    names = [n for n in hook_names(model) if not n.endswith("hook_delta")]
+    made = [model.get_caching_hooks(names_filter=names) for _ in range(caches)]
+    with model.hooks([hook for _, caching, _ in made for hook in caching]):
+        _, past = model.step(ids)
+    kept = [value for cache, _, _ in made for value in cache.values() if value.numel()]
+    assert len({value.untyped_storage().data_ptr() for value in kept}) == len(kept)
+    for value in kept:
+        value.fill_(1)
+    assert_near("the next token", model.step(ids[:, :1], past)[0], want, 1e-10)
+
+
 def test_later_runs_leave_a_cache_alone():
     model, ids = tiny("mixed"), tokens()
     _, cache = model.run_with_cache(ids, names_filter=lambda n: True)

@@ -120,7 +120,8 @@ def run(mixer: Mixer, recurrence: Recurrence, start: int, initial: Tensor | None
     reads_states = mixer.hook_ssm_state.listened
     y, states, final = _scan_in_segments(mixer, recurrence, start, initial, reads_states)
     if states is not None:
-        states, touched = edited(mixer.hook_ssm_state, states)
+        held = share_memory(states, final)
+        states, touched = edited(mixer.hook_ssm_state, states, held=held)
         y = recurrence.read(states) if touched else y
     cut = bool(mixer.hook_ssm_carry.listened_at(start, start + y.shape[1]))
     untouched = recurrence is implied and states is None and initial is None and not cut
@@ -180,6 +181,10 @@ def _scan_in_segments(
             kept.append(states)
     assert state is not None, "a segment has at least one token"
     return join(outputs), join(kept) if wanted else None, state
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def join(parts: list[Tensor]) -> Tensor:
