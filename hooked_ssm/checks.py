@@ -70,9 +70,10 @@ def _is_mask(mask: Tensor) -> bool:
 
 Count = Annotated[int, Rule("an integer >= 1", lambda value: value >= 1)]
 Natural = Annotated[int, Rule("an integer >= 0", lambda value: value >= 0)]
-Seed = Annotated[int, Rule("an integer >= 0", lambda value: value >= 0)]
+Seed = Natural
 Positive = Annotated[int | float, Rule("a finite number > 0", lambda value: value > 0)]
 NonNegative = Annotated[int | float, Rule("a finite number >= 0", lambda value: value >= 0)]
+Fraction = Annotated[int | float, Rule("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Words = Annotated[Sequence[str], Rule("a non-empty list of words", lambda value: len(value) > 0)]
 Indices = Annotated[
     Sequence[int], Rule("a non-empty list of integers", lambda value: len(value) > 0)

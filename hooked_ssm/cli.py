@@ -138,11 +138,11 @@ def report(
 
 
 def main() -> None:
-    """Run the command line; errors of the package are one line, without a traceback."""
+    """Run the command line; errors of the package and of files: one line, exit code 2."""
     try:
         app()
-    except HookedSSMError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False)
+    except (HookedSSMError, OSError) as error:  # the latter is about a file of the user's
+        Console(stderr=True).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise SystemExit(2) from None
 
 

@@ -13,9 +13,10 @@ import pandas as pd
 import torch
 
 from hooked_ssm.analysis import MechanisticEvaluation, mechanistic_evaluation
+from hooked_ssm.checks import Count, Seed, Words, checked
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import ConfigError, unknown
-from hooked_ssm.files import write_json, write_text
+from hooked_ssm.files import make_folder, write_json, write_text
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import AssociativeRecall, Task
 from hooked_ssm.training import TrainConfig, TrainRun, train
@@ -87,13 +88,14 @@ class DemoResult:
         }
 
 
+@checked
 def run_demo(
     out: Path,
     *,
-    architectures: Sequence[str] = tuple(RECIPES),
-    seed: int = 0,
-    d_model: int = 64,
-    documents: int = 512,
+    architectures: Words = tuple(RECIPES),
+    seed: Seed = 0,
+    d_model: Count = 64,
+    documents: Count = 512,
     command: str | None = None,
     progress: bool = True,
 ) -> list[DemoResult]:
@@ -114,10 +116,7 @@ def run_demo(
     for name in architectures:
         if name not in RECIPES:
             raise ConfigError(unknown("demo architecture", name, RECIPES))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(f"out={str(out)!r} is, or lies in, a file; give a folder") from error
+    make_folder(out, "out")
     results = []
     for name in architectures:
         with one_thread():

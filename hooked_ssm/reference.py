@@ -14,9 +14,9 @@ def hook_table(architecture: str, n_layers: int | None = None) -> list[tuple[str
     In execution order. Reach is what an edit does within its own layer.
 
     Raises:
-        ConfigError: Unknown architecture.
+        ConfigError: Unknown architecture, or n_layers < 1.
     """
-    layers = n_layers or len(STACKS.get(architecture, ((),)))
+    layers = len(STACKS.get(architecture, ((),))) if n_layers is None else n_layers
     model = HookedModel(
         ModelConfig(architecture=architecture, n_layers=layers, d_model=8, d_vocab=8, n_ctx=8)
     )

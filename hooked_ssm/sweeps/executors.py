@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.checks import Count, checked
 from hooked_ssm.sweeps.run_folder import RunFolder
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.sweeps.worker import Outcome, execute
@@ -70,12 +70,11 @@ class LocalExecutor:
         ConfigError: workers or threads < 1.
     """
 
+    @checked
     def __init__(
-        self, workers: int | None = None, device: str | None = None, threads: int = 1
+        self, workers: Count | None = None, device: str | None = None, threads: Count = 1
     ) -> None:
         self.workers = usable_cores() if workers is None else workers
-        if self.workers < 1 or threads < 1:
-            raise ConfigError(f"workers={workers!r}, threads={threads!r}; allowed: >= 1")
         self.device, self.threads = device, threads
         self._context = _context(device)
         self._processes: dict[Any, tuple[RunSpec, Any]] = {}

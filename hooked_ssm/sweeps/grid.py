@@ -62,7 +62,8 @@ def read_sweep(path: Path | str, *, small: bool = False) -> list[RunSpec]:
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the sweep {path}: {error}") from error
+        why = " ".join(str(error).split())  # YAML's messages draw the place, over several lines
+        raise ConfigError(f"cannot read the sweep {path}: {why}") from error
     try:
         return parse_sweep(content, small=small)
     except HookedSSMError as error:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hooked_ssm.checks import Count, NonNegative, checked
 from hooked_ssm.errors import ConfigError, MissingDependencyError
 from hooked_ssm.sweeps.executors import Ended
 from hooked_ssm.sweeps.spec import RunSpec
@@ -33,15 +34,14 @@ class RayExecutor:
         ConfigError: gpus < 0, or there is no cluster at the address.
     """
 
+    @checked
     def __init__(
         self,
-        workers: int | None = None,
+        workers: Count | None = None,
         device: str | None = None,
-        gpus: float = 0.0,
+        gpus: NonNegative = 0.0,
         address: str = "auto",
     ) -> None:
-        if gpus < 0:
-            raise ConfigError(f"gpus={gpus!r}; allowed: a number >= 0, such as 0.25 for a quarter")
         self._ray = _ray()
         self.device = device or ("cuda" if gpus else None)
         self._connect(workers, address)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError
-from hooked_ssm.files import new_file, write_text
+from hooked_ssm.files import make_folder, new_file, write_text
 from hooked_ssm.sweeps.table import best_over_lr, results_table
 
 ABOUT = """
@@ -22,18 +23,19 @@ unsolved runs are noise.
 """
 
 
+@checked
 def write_report(folder: Path | str, out: Path | str, command: str | None = None) -> list[Path]:
     """Write the report of a sweep's folder to `out`, and its table beside it; return the files.
 
     Raises:
         CheckpointError: The folder holds no runs.
-        ConfigError: `out` is no name of an HTML file.
+        ConfigError: `out` is no name of an HTML file, or lies in a file.
     """
     page = Path(out)
     if page.suffix not in (".html", ".htm"):
         raise ConfigError(f"out={str(out)!r}; allowed: a file that ends in .html")
     table = results_table(folder)
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent, "out")
     files = [page, page.with_suffix(".csv"), page.with_suffix(".parquet")]
     write_text(page, sweep_page(table, title=f"Sweep {Path(folder).name}", command=command))
     with new_file(files[1]) as temporary:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hooked_ssm.checks import Count, Seed, Words, check_fields
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.tasks import Task
+from hooked_ssm.tasks.base import Split
 from hooked_ssm.training import TrainConfig
 
 FORMAT = 1  # of a spec's identity: another number gives every run another name
@@ -31,21 +33,18 @@ class EvaluationConfig:
         max_batch: Most documents in one forward.
 
     Raises:
-        ConfigError: A count is no integer >= 1.
+        ConfigError: A value does not fit.
     """
 
-    documents: int = 320
-    split: str = "test"
-    seed: int = 0
-    sites: Sequence[str] | None = None
-    directions: Sequence[str] = ("restore",)
-    max_batch: int = 512
+    documents: Count = 320
+    split: Split = "test"
+    seed: Seed = 0
+    sites: Words | None = None
+    directions: Words = ("restore",)
+    max_batch: Count = 512
 
     def __post_init__(self) -> None:
-        for name in ("documents", "max_batch"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"evaluate: {name}={value!r}; allowed: an integer >= 1")
+        check_fields(self, prefix="evaluate: ")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EvaluationConfig:
@@ -83,6 +82,9 @@ class RunSpec:
     evaluate: Mapping[str, Any] = field(default_factory=dict)
     task_name: str
     variant: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, prefix="a run's ")
 
     @property
     def identity(self) -> dict[str, Any]:

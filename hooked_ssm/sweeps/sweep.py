@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
+from hooked_ssm.checks import Natural, checked
 from hooked_ssm.errors import ConfigError
+from hooked_ssm.files import make_folder
+from hooked_ssm.progress import tqdm
 from hooked_ssm.sweeps.executors import Ended, Executor, LocalExecutor
 from hooked_ssm.sweeps.run_folder import RunFolder
 from hooked_ssm.sweeps.spec import RunSpec
@@ -46,12 +47,13 @@ class SweepOutcome:
     failures: list[Failure]
 
 
+@checked
 def run_sweep(
     specs: Sequence[RunSpec],
     folder: Path | str,
     *,
     executor: Executor | None = None,
-    retries: int = 2,
+    retries: Natural = 2,
     progress: bool = True,
 ) -> SweepOutcome:
     """Train and evaluate every run that has no result in the folder yet.
@@ -69,10 +71,10 @@ def run_sweep(
         progress: Show a bar over the steps of all runs.
 
     Raises:
-        ConfigError: No runs, or retries < 0.
+        ConfigError: No runs, retries < 0, or a folder that is, or lies in, a file.
     """
-    if not specs or retries < 0:
-        raise ConfigError(f"{len(specs)} runs, retries={retries}; a sweep needs >= 1 and >= 0")
+    if not specs:
+        raise ConfigError("specs has 0 runs; a sweep needs at least one")
     executor = executor or LocalExecutor()
     sweep = _Sweep(specs, Path(folder), executor, retries)
     try:
@@ -96,7 +98,7 @@ class _Sweep:
     skipped: int = 0
 
     def run(self, progress: bool) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder, "folder")
         missing = [spec for spec in self.specs if not self._is_complete(spec)]
         self.skipped = len(self.specs) - len(missing)
         self.waiting.extend(missing)

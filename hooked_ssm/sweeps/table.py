@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from hooked_ssm.errors import CheckpointError
+from hooked_ssm.errors import CheckpointError, ConfigError
 from hooked_ssm.sweeps.run_folder import RunFolder
 
 CELL = ("task", "architecture", "variant", "n_layers", "d_model")
@@ -38,7 +38,15 @@ def results_table(folder: Path | str) -> pd.DataFrame:
     Raises:
         CheckpointError: The folder holds no run, or a damaged one.
     """
-    rows = [_row(RunFolder(path.parent)) for path in Path(folder).glob("*/spec.json")]
+    rows = []
+    for path in Path(folder).glob("*/spec.json"):
+        try:
+            rows.append(_row(RunFolder(path.parent)))
+        except (KeyError, TypeError, AttributeError, ConfigError) as error:
+            raise CheckpointError(
+                f"{path.parent} holds a damaged run ({type(error).__name__}: {error}); delete that "
+                "folder and start the sweep again"
+            ) from error
     if not rows:
         raise CheckpointError(
             f"{folder} holds no runs; give the folder that hooked-ssm sweep wrote to"

@@ -24,7 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hooked_ssm.errors import CheckpointError
-from hooked_ssm.files import new_folder, read_json, remove_folder, save_tensors, write_json
+from hooked_ssm.files import (
+    make_folder,
+    new_folder,
+    read_json,
+    remove_folder,
+    save_tensors,
+    write_json,
+)
 from hooked_ssm.model import HookedModel
 from hooked_ssm.training.config import RESULT_FREE, Keep
 from hooked_ssm.training.optimizer import optimizer_names
@@ -54,8 +61,9 @@ def open_run(folder: Path, description: dict[str, Any]) -> None:
 
     Raises:
         CheckpointError: The folder holds another run; the message lists every differing field.
+        ConfigError: It is, or lies in, a file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "folder")
     path = folder / "config.json"
     description = json.loads(json.dumps({"format": FORMAT, **description}))
     if path.exists():

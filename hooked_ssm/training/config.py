@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 
+from hooked_ssm.checks import Count, Fraction, NonNegative, Positive, Rule, Seed, check_fields
 from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.tasks.base import Split
 
 Schedule = Literal["cosine", "linear", "constant"]
 """How the learning rate falls after the warm-up: along half a cosine, on a line, or not at all."""
@@ -22,7 +23,10 @@ Data = Literal["stream", "fixed"]
 Keep = Literal["last", "all"]
 """Which checkpoints stay on disk: the newest, or every one (to study training itself)."""
 
-CHOICES = {"schedule": Schedule, "loss": Loss, "data": Data, "keep_checkpoints": Keep}
+Betas = Annotated[
+    Sequence[int | float],
+    Rule("two numbers in [0, 1)", lambda rates: len(rates) == 2 and all(0 <= b < 1 for b in rates)),
+]
 
 RESULT_FREE = ("folder", "device", "checkpoint_every", "keep_checkpoints")
 """Fields that may differ when a run is resumed: they say where and how safely, not what."""
@@ -67,35 +71,43 @@ class TrainConfig:
         ConfigError: A value is out of range or contradicts another.
     """
 
-    steps: int
-    batch_size: int
-    lr: float
-    seed: int
+    steps: Count
+    batch_size: Count
+    lr: Positive
+    seed: Seed
     folder: str | os.PathLike[str] | None = None
-    weight_decay: float = 0.0
-    warmup: float = 0.1
+    weight_decay: NonNegative = 0.0
+    warmup: Fraction = 0.1
     schedule: Schedule = "cosine"
-    betas: Sequence[float] = (0.9, 0.999)
-    clip_norm: float | None = None
+    betas: Betas = (0.9, 0.999)
+    clip_norm: Positive | None = None
     loss: Loss = "answer"
     data: Data = "stream"
-    train_set_size: int | None = None
-    eval_every: int = 250
-    eval_size: int = 512
-    eval_split: str = "dev"
-    log_every: int = 25
-    checkpoint_every: int = 500
+    train_set_size: Count | None = None
+    eval_every: Count = 250
+    eval_size: Count = 512
+    eval_split: Split = "dev"
+    log_every: Count = 25
+    checkpoint_every: Count = 500
     keep_checkpoints: Keep = "last"
     autocast: Literal["bfloat16"] | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.folder is not None:
             object.__setattr__(self, "folder", str(self.folder))
         object.__setattr__(self, "betas", tuple(self.betas))
-        self._check_counts()
-        self._check_ranges()
-        self._check_choices()
+        if (self.data == "fixed") != (self.train_set_size is not None):
+            raise ConfigError(
+                f"data={self.data!r} with train_set_size={self.train_set_size!r}; "
+                "give train_set_size with data='fixed', and only then"
+            )
+        if self.device is not None:
+            try:
+                torch.device(self.device)
+            except RuntimeError as error:
+                raise ConfigError(f"device={self.device!r} is no torch device: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -117,69 +129,8 @@ class TrainConfig:
             raise ConfigError(f"TrainConfig needs {', '.join(missing)}; got {', '.join(values)}")
         return cls(**values)
 
-    def _check_counts(self) -> None:
-        counts = ["steps", "batch_size", "eval_every", "eval_size", "log_every", "checkpoint_every"]
-        if self.train_set_size is not None:
-            counts.append("train_set_size")
-        for name in counts:
-            _require(
-                _is_int(getattr(self, name)) and getattr(self, name) >= 1,
-                self,
-                name,
-                "an integer >= 1",
-            )
-        _require(_is_int(self.seed) and self.seed >= 0, self, "seed", "an integer >= 0")
-
-    def _check_ranges(self) -> None:
-        _require(_is_finite(self.lr) and self.lr > 0, self, "lr", "a finite number > 0")
-        _require(
-            _is_finite(self.weight_decay) and self.weight_decay >= 0,
-            self,
-            "weight_decay",
-            "a finite number >= 0",
-        )
-        _require(
-            _is_finite(self.warmup) and 0 <= self.warmup <= 1,
-            self,
-            "warmup",
-            "a fraction of the steps, 0..1",
-        )
-        two_rates = len(self.betas) == 2 and all(_is_finite(b) and 0 <= b < 1 for b in self.betas)
-        _require(two_rates, self, "betas", "two numbers in [0, 1)")
-        clips = self.clip_norm is None or (_is_finite(self.clip_norm) and self.clip_norm > 0)
-        _require(clips, self, "clip_norm", "None or a finite number > 0")
-
-    def _check_choices(self) -> None:
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in get_args(choices):
-                raise ConfigError(unknown(name, getattr(self, name), get_args(choices)))
-        _require(self.autocast in (None, "bfloat16"), self, "autocast", "None or 'bfloat16'")
-        if (self.data == "fixed") != (self.train_set_size is not None):
-            raise ConfigError(
-                f"data={self.data!r} with train_set_size={self.train_set_size!r}; "
-                "give train_set_size with data='fixed', and only then"
-            )
-        if self.device is not None:
-            try:
-                torch.device(self.device)
-            except RuntimeError as error:
-                raise ConfigError(f"device={self.device!r} is no torch device: {error}") from error
-
 
 def derived_seed(seed: int, purpose: str) -> int:
     """Return a seed for one purpose, so that no two generators of a run draw the same numbers."""
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _require(fits: bool, config: TrainConfig, name: str, allowed: str) -> None:
-    if not fits:
-        raise ConfigError(f"{name}={getattr(config, name)!r}; allowed: {allowed}")
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from hooked_ssm.errors import CheckpointError
-from hooked_ssm.files import read_json, write_json
+from hooked_ssm.files import make_folder, read_json, write_json
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.training.config import TrainConfig
 from hooked_ssm.training.history import Row
@@ -60,7 +60,7 @@ class TrainRun:
         if folder is None:
             raise CheckpointError("this run has no folder; give one: run.save('runs/name')")
         path = Path(folder) / "result.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, "folder")
         write_json(path, {**asdict(self), "config": self.config.to_dict()})
         return path
 

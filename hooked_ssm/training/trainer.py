@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, DivergedError
 from hooked_ssm.model import HookedModel
 from hooked_ssm.progress import tqdm
@@ -29,6 +30,7 @@ from hooked_ssm.training.optimizer import build_optimizer, learning_rate
 from hooked_ssm.training.run import TrainRun
 
 
+@checked
 def train(
     model: HookedModel,
     task: Task,

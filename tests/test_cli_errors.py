@@ -1,0 +1,60 @@
+"""What the command line cannot do it says in one line to stderr, with exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hooked_ssm import cli
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "bad.yaml").write_text("grid: [")
+    (tmp_path / "list.yaml").write_text("- 1")
+    (tmp_path / "runs" / "abc").mkdir(parents=True)
+    (tmp_path / "runs" / "abc" / "spec.json").write_text("{")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("hooks mamba --layers 0", "n_layers=0"),
+        ("hooks mamba --layers -1", "n_layers=-1"),
+        ("hooks mambo", "did you mean 'mamba'"),
+        ("sweep bad.yaml --out runs2", "cannot read the sweep bad.yaml"),
+        ("sweep list.yaml --out runs2", "list.yaml"),
+        ("sweep none.yaml --out runs2", "cannot read the sweep none.yaml"),
+        ("report file --out report.html", "holds no runs"),
+        ("report none --out report.html", "holds no runs"),
+        ("report runs --out report.html", "spec.json is no JSON"),
+        ("report runs --out report.txt", "ends in .html"),
+        ("demo --out file/under", "is, or lies in, a file"),
+        ("demo --out out --seed -1", "seed=-1"),
+        ("demo --out out --architecture mambo", "did you mean 'mamba'"),
+    ],
+)
+def test_one_line_and_exit_code_2(command, message, here, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["hooked-ssm", *command.split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and out == ""
+    assert message in err and "Traceback" not in err
+    assert err.startswith("error: ") and err.strip().count("\n") == 0
+
+
+def test_unreadable_files_are_one_line_too(here, monkeypatch, capsys):
+    def denied(*_, **__):
+        raise PermissionError(13, "Permission denied", "runs")
+
+    monkeypatch.setattr("hooked_ssm.sweeps.write_report", denied)
+    monkeypatch.setattr(sys, "argv", ["hooked-ssm", "report", "runs", "--out", "report.html"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.strip() == "error: [Errno 13] Permission denied: 'runs'"
