@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,7 @@ from hooked_ssm.layers import Linear, Norm, TiedUnembed
 from hooked_ssm.lens_weights import LensWeights
 from hooked_ssm.loss import next_token_loss
 from hooked_ssm.mixers import Carried, Segment
-from hooked_ssm.root import HookRoot, NamesFilter
+from hooked_ssm.root import HookRoot, NamedHook, NamesFilter
 from hooked_ssm.tokens import Tokenising
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -118,8 +118,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
 
         Raises:
             ShapeError: Tokens, mask or length do not fit the model.
-            HookUnavailableError: Somebody listens to a position beyond the sequence, or would edit
-                what a layer left out by start_at_layer or stop_at_layer computes.
+            HookUnavailableError: Somebody listens to a position beyond the sequence.
         """
         if return_type not in ("logits", "loss", "both", None):
             raise ShapeError(
@@ -141,7 +140,6 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             resid = check_residual(tokens, self.embed.weight)
             segment = self._segment(resid.shape[:2], resid.device, attention_mask)
         self._refuse_out_of_reach(0, segment.length)
-        self._refuse_left_out(start_at_layer, stop_at_layer)
         resid = resid if ids is None else self._embed(ids, segment)
         first = start_at_layer or 0
         early = logit_positions is not None and self._may_select_early(first, stop_at_layer)
@@ -160,6 +158,35 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
                              "logit_positions; compute it from the logits instead")  # fmt: skip
         loss = next_token_loss(logits, ids, segment.real, loss_per_token)
         return loss if return_type == "loss" else (logits, loss)
+
+    def run_with_hooks(  # type: ignore[override]
+        self,
+        *model_args: Any,
+        fwd_hooks: Sequence[NamedHook] = (),
+        bwd_hooks: Sequence[NamedHook] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Run the model with hooks that are removed afterwards; other arguments as `forward`.
+
+        Raises:
+            HookNameError: A name matches nothing.
+            HookUnavailableError: A hook named cannot fire: beyond the sequence, on a layer left out
+                by start_at_layer or stop_at_layer, or backward where no gradient is recorded.
+        """
+        span = [model_kwargs.get(f"{end}_at_layer") for end in ("start", "stop")]
+        self._check_range(*span)
+        pairs = [hook for hook in (*fwd_hooks, *bwd_hooks) if isinstance(hook, tuple | list)]
+        self._refuse_left_out((hook[0] for hook in pairs), *span)
+        return super().run_with_hooks(
+            *model_args,
+            fwd_hooks=list(fwd_hooks),
+            bwd_hooks=list(bwd_hooks),
+            reset_hooks_end=reset_hooks_end,
+            clear_contexts=clear_contexts,
+            **model_kwargs,
+        )
 
     def step(
         self,
@@ -341,18 +368,16 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
                     "anew with past=None"
                 )
 
-    def _refuse_left_out(self, start: int | None, stop: int | None) -> None:
-        """Hooks that edit what only a layer left out computes would never fire: say so."""
-        if start is None and stop is None:
-            return
+    def _refuse_left_out(
+        self, names: Iterable[Any], start: int | None = None, stop: int | None = None
+    ) -> None:
+        """Hooks on what a layer that is left out computes would never fire: say so."""
         run = {f"blocks.{layer}" for layer in range(len(self.blocks))[start:stop]}
         run |= {"hook_embed", "hook_pos_embed"} if start is None else set()
         run |= {"ln_final"} if stop is None else set()
-        for point in self.hook_points():
-            name = str(point.name)
-            part = ".".join(name.split(".")[:2]) if name.startswith("blocks.") else name
-            out = part.removesuffix(".hook_scale").removesuffix(".hook_normalized") not in run
-            if out and point.listened and not point.only_read:
+        for point in (self.find_hook(name) for name in names if isinstance(name, str)):
+            words = str(point.name).split(".")
+            if ".".join(words[:2] if words[0] == "blocks" else words[:1]) not in run:
                 raise HookUnavailableError(
                     f"{point.name} cannot fire: start_at_layer={start}, stop_at_layer={stop} leave "
                     "it out; remove the hook, or run that layer too"
