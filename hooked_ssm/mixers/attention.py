@@ -16,6 +16,7 @@ from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.rotary import rotate
+from hooked_ssm.ops.causal import causal_product, is_spoilt
 
 EvenCount = Annotated[
     int, Rule("an even integer >= 2", lambda value: value >= 2 and value % 2 == 0)
@@ -201,9 +202,10 @@ class Attention(Mixer):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         if not (self.hook_attn_scores.listened or self.hook_pattern.listened):
             z = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
-            return z.transpose(1, 2)
+            if not is_spoilt(z, -2):
+                return z.transpose(1, 2)
         scores = (q @ k.transpose(-1, -2) * self.scale).masked_fill(~seen, -torch.inf)
         scores = self.hook_attn_scores(scores)
         core = torch.float64 if scores.dtype == torch.float64 else torch.float32
         pattern = self.hook_pattern(torch.softmax(scores, dim=-1, dtype=core).to(scores.dtype))
-        return (pattern @ v).transpose(1, 2)
+        return causal_product(pattern, v, seen).transpose(1, 2)

@@ -16,6 +16,7 @@ from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
 from hooked_ssm.mixers.implicit_filter import ImplicitFilter
+from hooked_ssm.ops.causal import mix_channels
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
 
 
@@ -117,7 +118,7 @@ class BaseConv(Mixer):
         pattern = torch.einsum("bqm,mqk->bmqk", gate, toeplitz(taps, length).to(gate.dtype))
         pattern = pattern + torch.eye(length, device=u.device, dtype=pattern.dtype)
         hooked = self.hook_pattern(pattern.clone())
-        return torch.einsum("bmqk,bkm->bqm", hooked - pattern, u)
+        return mix_channels(hooked - pattern, u)
 
     def pattern_offset(self, activation: Callable[[str], Tensor]) -> Tensor | float:
         """The short convolution's bias times the gate: it depends on no value."""

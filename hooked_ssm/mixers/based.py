@@ -14,6 +14,7 @@ from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
+from hooked_ssm.ops.causal import mix_heads
 from hooked_ssm.ops.linear_attention import (
     linear_attention,
     linear_attention_pattern,
@@ -64,11 +65,6 @@ class LinearAttention(Recurrence):
 
     def mix(self, pattern: Tensor) -> Tensor:
         return mix_heads(pattern, self.v)
-
-
-def mix_heads(pattern: Tensor, v: Tensor) -> Tensor:
-    """pattern @ v per head, in the dtype of v. [batch, pos, head, d_head]"""
-    return torch.einsum("bhqk,bkhd->bqhd", pattern, v.to(pattern.dtype)).to(v.dtype)
 
 
 class Based(Mixer):

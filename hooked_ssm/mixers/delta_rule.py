@@ -22,7 +22,6 @@ from torch import Tensor
 from hooked_ssm.errors import HookUnavailableError
 from hooked_ssm.hook_points import cut_points, edited
 from hooked_ssm.mixers.base import Mixer
-from hooked_ssm.mixers.based import mix_heads
 from hooked_ssm.mixers.recurrence import (
     Outcome,
     Recurrence,
@@ -31,6 +30,7 @@ from hooked_ssm.mixers.recurrence import (
     run,
     through_decay_and_write,
 )
+from hooked_ssm.ops.causal import mix_heads
 from hooked_ssm.ops.delta_rule import (
     delta_rule,
     delta_rule_from_writes,

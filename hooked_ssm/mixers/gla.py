@@ -14,11 +14,11 @@ from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
-from hooked_ssm.mixers.based import mix_heads
 from hooked_ssm.mixers.convolution import conv_carry_spec
 from hooked_ssm.mixers.gated_norm import GatedNorm
 from hooked_ssm.mixers.qkv_convolution import QKVConvolution
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
+from hooked_ssm.ops.causal import mix_heads
 from hooked_ssm.ops.gla import gla, gla_pattern
 from hooked_ssm.ops.linear_scan import linear_scan
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype

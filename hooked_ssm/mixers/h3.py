@@ -14,10 +14,10 @@ from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.hook_points import edited
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, Segment, StepSizeOptions
-from hooked_ssm.mixers.based import mix_heads
 from hooked_ssm.mixers.convolution import conv_carry_spec
 from hooked_ssm.mixers.h3_ssms import DiagonalModes, Modes, ShiftSSM
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
+from hooked_ssm.ops.causal import causal_product, mix_heads
 from hooked_ssm.ops.diagonal_ssm import diagonal_kernel, diagonal_ssm
 from hooked_ssm.ops.diagonal_ssm.kernels import as_complex, as_reals, powers
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
@@ -159,7 +159,9 @@ def convolve(outer: Tensor, filter: Tensor) -> Tensor:
     """
     length = outer.shape[1]
     if length <= FEW_TAPS:
-        return torch.einsum("hqk,bkhij->bqhij", toeplitz(filter, length), outer)
+        by_head = outer.permute(2, 1, 0, 3, 4)  # [head, pos, batch, d_key, d_head]
+        mixed = causal_product(toeplitz(filter, length), by_head.flatten(2))
+        return mixed.view(by_head.shape).permute(2, 1, 0, 3, 4)
     channels = filter.repeat_interleave(outer.shape[3] * outer.shape[4], dim=0)
     return long_conv(outer.flatten(2), channels).view_as(outer)
 

@@ -15,6 +15,7 @@ from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
 from hooked_ssm.mixers.implicit_filter import SineFilter
 from hooked_ssm.mixers.recurrence import through_pattern
+from hooked_ssm.ops.causal import mix_channels
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
 from hooked_ssm.ops.output import core_dtype
 
@@ -149,8 +150,3 @@ class Hyena(Mixer):
         if self.skip is not None:
             matrix = matrix + torch.diag_embed(self.skip.to(core)[:, None].expand(-1, length))
         return torch.einsum("bqm,mqk,bkm->bmqk", x2.to(core), matrix, x1.to(core))
-
-
-def mix_channels(pattern: Tensor, v: Tensor) -> Tensor:
-    """pattern @ v per channel, in the dtype of v. [batch, pos, d_model]"""
-    return torch.einsum("bmqk,bkm->bqm", pattern, v.to(pattern.dtype)).to(v.dtype)

@@ -16,6 +16,7 @@ from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, Segment, StepSizeOptions
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
+from hooked_ssm.ops.causal import mix_channels
 from hooked_ssm.ops.output import ScanOutput, StatesWanted
 from hooked_ssm.ops.selective_scan import selective_scan, selective_scan_pattern
 
@@ -81,7 +82,7 @@ class SelectiveScan(Recurrence):
         )
 
     def mix(self, pattern: Tensor) -> Tensor:
-        return torch.einsum("beqk,bke->bqe", pattern, self.x.to(pattern.dtype)).to(self.x.dtype)
+        return mix_channels(pattern, self.x)
 
 
 class Mamba(Mixer):

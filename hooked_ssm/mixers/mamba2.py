@@ -15,11 +15,11 @@ from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, Segment, StepSizeOptions
-from hooked_ssm.mixers.based import mix_heads
 from hooked_ssm.mixers.convolution import ShortConvolution, conv_carry_spec
 from hooked_ssm.mixers.gated_norm import GatedNorm
 from hooked_ssm.mixers.mamba import draw_dt_bias
 from hooked_ssm.mixers.recurrence import Recurrence, run, through_pattern
+from hooked_ssm.ops.causal import mix_heads
 from hooked_ssm.ops.linear_scan import linear_scan
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 from hooked_ssm.ops.ssd import ssd, ssd_pattern

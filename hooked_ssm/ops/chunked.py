@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hooked_ssm.ops.causal import causal_product
 from hooked_ssm.ops.decayed_pattern import decayed_pattern, sums_from_start, sums_to_end
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, wanted_positions
 
@@ -52,7 +53,7 @@ def chunked_linear_attention(
         else initial_state
     ).unflatten(1, (groups, -1))
     starts, final_state = chunks.states_between(state)
-    y = decayed_pattern(chunks.q, chunks.k, chunks.log_decay) @ chunks.v
+    y = causal_product(decayed_pattern(chunks.q, chunks.k, chunks.log_decay), chunks.v)
     if n_chunks > 1 or initial_state is not None:  # else it would add zeros
         y = y + chunks.read(starts)
     y = y.permute(0, 1, 4, 2, 3, 5).flatten(3, 4).flatten(1, 2)[:, :length]

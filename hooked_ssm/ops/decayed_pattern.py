@@ -25,7 +25,7 @@ def decayed_pattern(q: Tensor, k: Tensor, log_decay: Tensor | None) -> Tensor:
     if log_decay is None:
         return (q @ k.mT).tril()
     if log_decay.shape[-1] == 1:
-        return (q @ k.mT) * segment_sums(log_decay.squeeze(-1)).exp()
+        return (q @ k.mT).tril() * segment_sums(log_decay.squeeze(-1)).exp()
     return _by_halves(q, k, log_decay)
 
 

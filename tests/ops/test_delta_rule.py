@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hooked_ssm.errors import ShapeError
+from hooked_ssm.errors import DivergedError, ShapeError
 from hooked_ssm.ops.delta_rule import (
     delta_rule,
     delta_rule_from_writes,
@@ -237,9 +237,9 @@ def test_dtypes():
 def test_out_of_domain_fails_loudly():
     inputs = {name: x.float() for name, x in make(1, 200, 1, 4, 3).items()}
     inputs["k"] = 10 * inputs["k"]
-    with pytest.raises(ShapeError, match=r"not finite.*largest key norm of 10.*l2_normalise"):
+    with pytest.raises(DivergedError, match=r"not finite.*largest key norm of 10.*l2_normalise"):
         delta_rule(**inputs)
-    with pytest.raises(ShapeError, match="prediction_error: the result is not finite"):
+    with pytest.raises(DivergedError, match="prediction_error: the result is not finite"):
         prediction_error(**without(inputs, "q"))
 
 

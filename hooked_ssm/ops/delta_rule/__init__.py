@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_ssm.errors import ShapeError
 from hooked_ssm.ops.arguments import bind_axes
 from hooked_ssm.ops.delta_rule import cpu, reference
+from hooked_ssm.ops.delta_rule.finite import require_finite
 from hooked_ssm.ops.delta_rule.pattern import delta_rule_pattern
 from hooked_ssm.ops.dispatch import Backends, Impl
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
@@ -104,7 +104,8 @@ def delta_rule(
     Returns:
         y in the dtype of v. states[:, i] is S *after* the token, float32 (float64 if any input is).
     Raises:
-        ShapeError: Shapes that do not fit, or a result that is not finite (keys too long).
+        ShapeError: Shapes that do not fit.
+        DivergedError: The result is not finite (keys too long, or NaN among the inputs).
         KernelUnavailableError: impl="triton" where it cannot run.
     Source: Yang et al. 2024 (DeltaNet), Yang, Kautz & Hatamizadeh 2024 (Gated DeltaNet).
     """
@@ -125,7 +126,7 @@ def delta_rule(
     run = _delta_rule.pick(impl, k.device)
     beta, state = _with_value_axis(beta), _or_zeros(state, k, v.shape[-1])
     out = run(q, k, v, beta, log_decay, scale, state, return_states)
-    _require_finite("delta_rule", out.final_state, k, beta)
+    require_finite("delta_rule", out.final_state, k, beta)
     return out._replace(y=out.y.to(dtype))
 
 
@@ -160,7 +161,7 @@ def prediction_error(
     run = _prediction_error.pick(impl, k.device)
     beta, state = _with_value_axis(beta), _or_zeros(state, k, v.shape[-1])
     error = run(k, v, beta, log_decay, state)
-    _require_finite("prediction_error", error, k, beta)
+    require_finite("prediction_error", error, k, beta)
     return error
 
 
@@ -223,7 +224,8 @@ def delta_rule_from_writes(
     Returns:
         The state after each token, float32 (float64 if any input is).
     Raises:
-        ShapeError: Shapes that do not fit, or a result that is not finite (keys too long).
+        ShapeError: Shapes that do not fit.
+        DivergedError: The result is not finite (keys too long, or NaN among the inputs).
     """
     bind_axes(
         "delta_rule_from_writes",
@@ -239,7 +241,7 @@ def delta_rule_from_writes(
     run = _from_writes.pick(impl, k.device)
     beta, state = _with_value_axis(beta), _or_zeros(state, k, write.shape[-1])
     states = run(k, beta, log_decay, write, state)
-    _require_finite("delta_rule_from_writes", states, k, beta)
+    require_finite("delta_rule_from_writes", states, k, beta)
     return states
 
 
@@ -263,21 +265,3 @@ def _or_zeros(state: Tensor | None, k: Tensor, d_head: int) -> Tensor:
         return state
     batch, _, head, d_key = k.shape
     return k.new_zeros(batch, head, d_key, d_head)
-
-
-def _require_finite(op: str, result: Tensor, k: Tensor, beta: Tensor) -> None:
-    """Raise if the recurrence blew up.
-
-    Raises:
-        ShapeError: `result` holds NaN or infinity; the message says what is out of the domain.
-    """
-    if result.isfinite().all():
-        return
-    norm = k.detach().norm(dim=-1).max().item()
-    low, high = (x.item() for x in beta.detach().aminmax())
-    raise ShapeError(
-        f"{op}: the result is not finite. S <- (I - beta k k^T) S stays bounded only for keys of "
-        f"at most unit norm and beta in [0, 2]; got a largest key norm of {norm:.4g} and beta in "
-        f"[{low:.4g}, {high:.4g}]. Pass k = l2_normalise(k) and beta through a sigmoid; if both "
-        "are in range, look for NaN or infinity in the other inputs"
-    )

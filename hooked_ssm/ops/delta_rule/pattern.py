@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_ssm.ops.arguments import bind_axes
 from hooked_ssm.ops.delta_rule.chunks import Chunks, cut
+from hooked_ssm.ops.delta_rule.finite import require_finite
 from hooked_ssm.ops.output import core_dtype
 from hooked_ssm.shapes import Pattern
 
@@ -38,6 +39,7 @@ def delta_rule_pattern(
         float32 (float64 if any input is). [batch, head, query_pos, key_pos]
     Raises:
         ShapeError: Shapes that do not fit.
+        DivergedError: The result is not finite (keys too long, or NaN among the inputs).
     """
     per_head = "batch pos head"
     bind_axes(
@@ -62,4 +64,5 @@ def delta_rule_pattern(
         left=False,
         unitriangular=True,
     )
+    require_finite("delta_rule_pattern", pattern, k, beta)
     return pattern.squeeze(2).tril()

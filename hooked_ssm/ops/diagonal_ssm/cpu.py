@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hooked_ssm.ops.causal import causal_product
 from hooked_ssm.ops.diagonal_ssm.kernels import as_complex, as_reals, powers, read_weights
 from hooked_ssm.ops.long_conv import toeplitz
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, wanted_positions
@@ -93,7 +94,7 @@ class _Run:
         size = self.u.shape[-1]
         reads = read_weights(self.powers * C.unsqueeze(1))  # [h, c + 1, 2 m]
         filter = (reads[:, :size] @ as_reals(dB).unsqueeze(-1)).squeeze(-1)
-        own = self.u.flatten(1, 2) @ toeplitz(filter, size).mT
+        own = causal_product(toeplitz(filter, size), self.u.flatten(1, 2).mT).mT
         before = as_reals(self.starts).flatten(1, 2) @ reads[:, 1:].mT
         return (own + before).view_as(self.u)
 

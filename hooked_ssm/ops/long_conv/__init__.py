@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.ops.arguments import bind_axes
+from hooked_ssm.ops.causal import is_spoilt
 from hooked_ssm.ops.dispatch import Backends, Impl
 from hooked_ssm.ops.long_conv.cpu import long_conv_cpu, toeplitz_rows
 from hooked_ssm.ops.long_conv.reference import long_conv_reference
@@ -51,7 +53,15 @@ def long_conv(
     )
     if sizes["tap"] == 0:
         raise ShapeError("long_conv: filter has no taps, wanted [channel tap] with tap >= 1")
-    return BACKENDS.pick(impl, u.device)(u, filter, skip, history)
+    run = BACKENDS.pick(impl, u.device)
+    y = run(u, filter, skip, history)
+    if not is_spoilt(y, 1):
+        return y
+    bad = [~part.isfinite() for part in (history, u) if part is not None]
+    clean = None if history is None else history.masked_fill(bad[0], 0)
+    y = run(u.masked_fill(bad[-1], 0), filter, skip, clean)
+    met = torch.cat(bad, dim=1).cumsum(1)[:, -u.shape[1] :] > 0
+    return y.masked_fill(met, torch.nan)
 
 
 def toeplitz(
