@@ -16,14 +16,16 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from hooked_ssm.analysis.exchange import head_axis
-from hooked_ssm.errors import ConfigError, ShapeError
+from hooked_ssm.checks import Indices, NonNegative, Words, checked
+from hooked_ssm.errors import ShapeError
 from hooked_ssm.hook_names import HookSpec
 
 HookFunction = Callable[[Tensor, HookPoint], Tensor]
-Positions = Sequence[int] | Int[Tensor, " batch"] | None
-Heads = Sequence[int] | None
+Positions = Indices | Int[Tensor, " batch"] | None
+Heads = Indices | None
 
 
+@checked
 def zero(*, positions: Positions = None, heads: Heads = None) -> HookFunction:
     """Return a hook that sets an activation to zero.
 
@@ -38,10 +40,11 @@ def zero(*, positions: Positions = None, heads: Heads = None) -> HookFunction:
     return _replacing(lambda x, hook: torch.zeros_like(x), positions, heads)
 
 
+@checked
 def mean(
     reference: Tensor | None = None,
     *,
-    over: Sequence[str] = ("batch",),
+    over: Words = ("batch",),
     positions: Positions = None,
     heads: Heads = None,
 ) -> HookFunction:
@@ -68,6 +71,7 @@ def mean(
     return _replacing(averaged, positions, heads)
 
 
+@checked
 def resample(
     generator: torch.Generator,
     reference: Tensor | None = None,
@@ -91,7 +95,9 @@ def resample(
         _need_batch(hook)
         batch = len(x)
         if reference is not None:
-            drawn = torch.randint(len(reference), (batch,), generator=generator)
+            drawn = torch.randint(
+                len(reference), (batch,), generator=generator, device=generator.device
+            )
             found = reference.to(x)[drawn.to(x.device)]
             if found.shape != x.shape:
                 raise ShapeError(
@@ -104,15 +110,18 @@ def resample(
                 f"resample ablation at {hook.name}: one document has no other to draw from; run "
                 "at least two, or pass reference="
             )
-        order = torch.randperm(batch, generator=generator)  # around a circle: none keeps its own
+        order = torch.randperm(
+            batch, generator=generator, device=generator.device
+        )  # around a circle: none keeps its own
         source = torch.empty_like(order).scatter_(0, order, order.roll(1))
         return x[source.to(x.device)]
 
     return _replacing(other, positions, heads)
 
 
+@checked
 def noise(
-    scale: float,
+    scale: NonNegative,
     generator: torch.Generator,
     *,
     positions: Positions = None,
@@ -122,8 +131,6 @@ def noise(
 
     The standard deviation is that of all its numbers, so that one scale fits every site.
     """
-    if not scale >= 0:
-        raise ConfigError(f"noise ablation: scale={scale}; allowed: >= 0")
 
     def noisy(x: Tensor, hook: HookPoint) -> Tensor:
         drawn = torch.randn(x.shape, generator=generator, device=generator.device, dtype=x.dtype)

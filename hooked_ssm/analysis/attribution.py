@@ -11,7 +11,7 @@ Source: Nanda 2023 (attribution patching); Hanna et al. 2024 (integrated gradien
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import pandas as pd
 import torch
@@ -21,29 +21,37 @@ from transformer_lens.hook_points import HookPoint
 
 from hooked_ssm.analysis.engine import check_pair
 from hooked_ssm.analysis.exchange import Hook
-from hooked_ssm.analysis.metrics import MetricFunction, Metrics, measure, named_metrics
+from hooked_ssm.analysis.metrics import (
+    MetricFunction,
+    Metrics,
+    measure,
+    measure_run,
+    named_metrics,
+)
 from hooked_ssm.analysis.patching_result import ActivationPatching, SiteValues
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.analysis.sites import Site, site_spec
 from hooked_ssm.analysis.sweep import Direction, Heads, Plan, Positions, make_columns, make_plans
-from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.checks import AttentionMask, Count, Indices, Words, checked
+from hooked_ssm.errors import ConfigError
 from hooked_ssm.model import HookedModel
 
 
+@checked
 def attribution_patching(
     model: HookedModel,
     clean: Int[Tensor, "batch pos"],
     corrupted: Int[Tensor, "batch pos"],
     metric: Metrics,
     *,
-    sites: Sequence[str] = ("resid_pre",),
-    layers: Sequence[int] | None = None,
+    sites: Words = ("resid_pre",),
+    layers: Indices | None = None,
     positions: Positions = None,
     heads: Heads = None,
-    steps: int = 1,
+    steps: Count = 1,
     direction: Direction = "denoise",
     read_at: Int[Tensor, " batch"] | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> ActivationPatching:
     """Estimate the effect of patching every layer, position (and head) of every site.
 
@@ -66,11 +74,7 @@ def attribution_patching(
     check_pair(clean, corrupted, attention_mask)
     if model.training:
         raise ConfigError("attribution_patching: the model is in train mode; model.eval() first")
-    if steps < 1:
-        raise ConfigError(f"steps={steps}; allowed: at least 1")
-    if direction not in get_args(Direction):
-        raise ConfigError(unknown("direction", direction, get_args(Direction)))
-    metrics = named_metrics(metric, len(clean))
+    metrics = named_metrics(metric, len(clean), model.cfg.d_vocab)
     columns = make_columns(positions, clean)
     plans = make_plans(model, sites, layers, heads)
     base, source = (corrupted, clean) if direction == "denoise" else (clean, corrupted)
@@ -135,9 +139,9 @@ class GradientRuns:
         wanted = list(dict.fromkeys([*names, *embeds]))
         with torch.no_grad():
             logits, source = self.cached(self.source, wanted)
-            self.source_values = measure(metrics, logits)
+            self.source_values = measure_run(metrics, logits, "source")
             logits, base = self.cached(self.base, wanted)
-            self.base_values = measure(metrics, logits)
+            self.base_values = measure_run(metrics, logits, "base")
         for name in names:
             # -inf - -inf (masked scores) would be nan; equal values differ by nothing.
             same = source[name] == base[name]
@@ -259,6 +263,7 @@ def _layer_values(
     return torch.stack(picked).movedim(1, -1)
 
 
+@checked
 def agreement(
     estimated: ActivationPatching, exact: ActivationPatching, metric: str | None = None
 ) -> pd.DataFrame:

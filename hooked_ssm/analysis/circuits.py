@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import torch
@@ -28,16 +29,25 @@ from hooked_ssm.analysis.graph import Edge, Node, all_edges
 from hooked_ssm.analysis.metrics import (
     MetricFunction,
     measure,
+    measure_run,
     named_metrics,
     normalised_recovery,
 )
 from hooked_ssm.analysis.resume import read_positions
+from hooked_ssm.checks import AttentionMask, Count, Rule, checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+
+def _is_threshold(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and value >= 0
+
+
+Threshold = Annotated[Any, Rule("a number >= 0, or infinity", _is_threshold)]
 
 
 @dataclass(frozen=True)
@@ -135,11 +145,12 @@ class EdgeAttribution:
     def _repr_html_(self) -> str:
         return titled_table("Edge attribution", self.frame, f"{len(self.edges)} edges")
 
+    @checked
     def circuit(
         self,
         edges: int | None = None,
         *,
-        threshold: float | None = None,
+        threshold: Threshold | None = None,
         positional: bool = False,
     ) -> Circuit:
         """Cut out a circuit and measure its faithfulness.
@@ -167,6 +178,7 @@ class EdgeAttribution:
             chosen = size >= threshold
         return self._measured(pruned(self.edges, chosen.expand_as(self.scores)))
 
+    @checked
     def smallest(self, faithfulness: float = 0.9, *, positional: bool = False) -> Circuit:
         """Return the smallest circuit, by score, at least so faithful; the whole model at worst.
 
@@ -193,16 +205,17 @@ class EdgeAttribution:
         )
 
 
+@checked
 def edge_attribution(
     model: HookedModel,
     clean: Int[Tensor, "batch pos"],
     corrupted: Int[Tensor, "batch pos"],
     metric: MetricFunction,
     *,
-    steps: int = 1,
+    steps: Count = 1,
     heads: bool = True,
     read_at: Int[Tensor, " batch"] | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> EdgeAttribution:
     """Score every edge of the model by gradient times difference (EAP; EAP-IG if steps > 1).
 
@@ -220,9 +233,7 @@ def edge_attribution(
     check_pair(clean, corrupted, attention_mask)
     if model.training:
         raise ConfigError("edge_attribution: the model is in train mode; model.eval() first")
-    if steps < 1:
-        raise ConfigError(f"steps={steps}; allowed: at least 1")
-    named = dict(list(named_metrics(metric, len(clean)).items())[:1])
+    named = dict(list(named_metrics(metric, len(clean), model.cfg.d_vocab).items())[:1])
     edges = all_edges(model, heads=heads)
     read_at = read_positions(clean, read_at)
     with torch.inference_mode(False), torch.enable_grad():
@@ -244,9 +255,9 @@ def _scores(
     outputs = list(dict.fromkeys([*sends.values(), "hook_embed"]))
     with torch.no_grad():
         logits, source = runs.cached(runs.source, outputs)
-        runs.source_values = measure(metric, logits)
+        runs.source_values = measure_run(metric, logits, "source")
         logits, base = runs.cached(runs.base, outputs)
-        runs.base_values = measure(metric, logits)
+        runs.base_values = measure_run(metric, logits, "base")
     names = list(dict.fromkeys(name for pair in reads.values() for name in pair))
     slope: dict[Node, Tensor] = {}
     for gradients, seen in runs.steps(names, metric, steps, base, source):

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError, unknown
 
 Kind = Literal["previous_token", "duplicate_token", "induction"]
@@ -21,6 +22,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 Measure = Literal["mul", "abs"]
 
 
+@checked
 def detection_pattern(
     tokens: Int[Tensor, "batch pos"], kind: Kind
 ) -> Bool[Tensor, "batch query_pos key_pos"]:
@@ -45,6 +47,7 @@ def detection_pattern(
     return torch.nn.functional.pad(duplicate[..., :-1], (1, 0))
 
 
+@checked
 def pattern_scores(
     matrix: Float[Tensor, "batch unit query_pos key_pos"],
     targets: Bool[Tensor, "batch query_pos key_pos"],
@@ -80,11 +83,6 @@ def pattern_scores(
     if measure not in get_args(Measure):
         raise ConfigError(unknown("measure", measure, get_args(Measure)))
     rows = counted(targets, queries)
-    if matrix.shape[0] != len(targets) or matrix.shape[2:] != targets.shape[1:]:
-        raise ShapeError(
-            f"matrix [batch, unit, query_pos, key_pos] is {tuple(matrix.shape)}, targets "
-            f"[batch, query_pos, key_pos] are {tuple(targets.shape)}: they do not fit"
-        )
     counts = rows[:, :, None].expand_as(targets).clone()
     if exclude_bos:
         counts[..., 0] = False
@@ -103,6 +101,7 @@ def pattern_scores(
     return (matrix * hit).sum((-1, -2)) / matrix.abs().sum((-1, -2))
 
 
+@checked
 def chance_scores(
     targets: Bool[Tensor, "batch query_pos key_pos"],
     *,
@@ -149,6 +148,7 @@ def counted(
     raise ConfigError(unknown("queries", queries, ("with_target", "all")))
 
 
+@checked
 def resampled(
     targets: Bool[Tensor, "batch query_pos key_pos"], generator: torch.Generator
 ) -> Bool[Tensor, "batch query_pos key_pos"]:

@@ -9,12 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_ssm.analysis.detection import detection_pattern
+from hooked_ssm.checks import Count, checked
 from hooked_ssm.errors import TaskError
 from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import InductionSequences, Task, TaskBatch
-from hooked_ssm.tasks.base import IGNORE_INDEX, SPECIAL_TOKENS
+from hooked_ssm.tasks.base import IGNORE_INDEX, SPECIAL_TOKENS, Split
 
 LONGEST_PERIOD = 16
+
+Given = Task | TaskBatch | Int[Tensor, "batch pos"] | None
+"""What describes documents; see `as_documents`."""
 
 
 class Documents(NamedTuple):
@@ -43,10 +47,36 @@ class Behaviour(NamedTuple):
     accuracy: Float[Tensor, " batch"]
 
 
+def evaluation_batch(
+    model: HookedModel,
+    task: Task,
+    batch: TaskBatch | None,
+    n: int,
+    split: Split,
+    generator: torch.Generator,
+) -> TaskBatch:
+    """Return the documents to evaluate on, given or drawn, on the model's device.
+
+    Raises:
+        TaskError: The batch is empty, or lacks a position that the task names.
+    """
+    if batch is None:
+        batch = task.sample(n, split, generator=generator)
+    missing = [name for name in task.position_names if name not in batch.positions]
+    if not len(batch) or missing:
+        raise TaskError(
+            f"batch has {len(batch)} documents with positions {', '.join(batch.positions)}; "
+            f"allowed: at least one document with all of {', '.join(task.position_names)}, such as "
+            "task.sample(n, generator=generator)"
+        )
+    return batch.trim().to(model.embed.weight.device)
+
+
+@checked
 def as_documents(
     model: HookedModel,
-    given: Task | TaskBatch | Tensor | None,
-    n: int,
+    given: Given,
+    n: Count,
     generator: torch.Generator,
 ) -> Documents:
     """Return documents on the model's device, from whatever describes them.
@@ -63,6 +93,8 @@ def as_documents(
         given = given.sample(n, "test", generator=generator)
     device = model.embed.weight.device
     if isinstance(given, TaskBatch):
+        if not len(given):
+            raise TaskError("documents is a batch without documents; pass at least one")
         batch = given.trim().to(device)
         mask = None if bool(batch.mask.all()) else batch.mask
         return Documents(batch.tokens, batch.labels, mask)

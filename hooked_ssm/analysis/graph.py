@@ -7,11 +7,13 @@ An edge is one sender's share of what one receiver reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hooked_ssm.analysis.sites import find_site
+from hooked_ssm.analysis.exchange import head_axis
+from hooked_ssm.analysis.sites import find_site, site_spec
 from hooked_ssm.block import AFTER_MIXING
+from hooked_ssm.checks import is_integer
 from hooked_ssm.errors import ConfigError, HookNameError
 from hooked_ssm.model import HookedModel
 
@@ -111,13 +113,43 @@ def check_edge(model: HookedModel, edge: Edge) -> Edge:
     Raises:
         ConfigError: The receiver reads before the sender writes, or a node cannot do its part.
     """
-    edge = Edge(Node(*edge[0]), Node(*edge[1]))
+    edge = Edge(_node(edge[0]), _node(edge[1]))
+    _check_head(model, edge.sender)
     if stage_of_sender(model, edge.sender) >= stage_of_receiver(model, edge.receiver):
         raise ConfigError(
             f"no edge {edge}: {edge.receiver} reads the residual stream before {edge.sender} "
             "writes to it; a receiver must come later"
         )
     return edge
+
+
+def _node(given: Sequence) -> Node:
+    """A node from its parts."""
+    fits = isinstance(given, Sequence) and not isinstance(given, str) and 1 <= len(given) <= 3
+    if not fits or not isinstance(given[0], str) or not all(map(_is_index, given[1:])):
+        raise ConfigError(
+            f"edges holds {given!r}; allowed: (word,), (word, layer) or (word, layer, head), such "
+            "as ('embed',), ('mixer_out', 0) or ('z', 0, 1)"
+        )
+    return Node(*given)
+
+
+def _is_index(value: object) -> bool:
+    return value is None or is_integer(value)
+
+
+def _check_head(model: HookedModel, node: Node) -> None:
+    if node.head is None:
+        return
+    layer = _layer(model, node)
+    spec = site_spec(model, find_site(model, layer, node.word))
+    axis = head_axis(spec)
+    count = 0 if axis is None else model.blocks[layer].mixer.axis_sizes()[spec.axes[axis]]
+    if not 0 <= node.head < count:
+        raise ConfigError(
+            f"{node}: head {node.head} does not exist; "
+            + (f"allowed: 0..{count - 1}" if count else f"{node.word} has no heads")
+        )
 
 
 def block_senders(model: HookedModel, *, heads: bool = False) -> list[Node]:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_ssm.analysis.documents import mean_and_error
+from hooked_ssm.checks import AttentionMask, checked
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
@@ -39,12 +40,13 @@ class LossCurve:
         return titled_table("Loss per position", self.frame)
 
 
+@checked
 @torch.no_grad()
 def loss_per_position(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     *,
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> LossCurve:
     """Return the next-token loss at every position, its mean over documents and standard error.
 
@@ -61,13 +63,14 @@ def loss_per_position(
     return LossCurve(losses, frame)
 
 
+@checked
 def in_context_learning_score(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     *,
     early: int | slice = 50,
     late: int | slice = 500,
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> tuple[float, float]:
     """Return mean loss at `late` positions minus mean loss at `early` ones, and its standard error.
 

@@ -26,15 +26,16 @@ from hooked_ssm.analysis.detection import (
     pattern_scores,
     resampled,
 )
-from hooked_ssm.analysis.documents import Documents, as_documents, behaviour, mean_and_error
+from hooked_ssm.analysis.documents import Documents, Given, as_documents, behaviour, mean_and_error
+from hooked_ssm.analysis.sites import chosen_layers
 from hooked_ssm.analysis.token_mixing import token_mixing
+from hooked_ssm.checks import Count, Indices, checked
 from hooked_ssm.errors import HookNameError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
-from hooked_ssm.tasks import Task, TaskBatch
+from hooked_ssm.progress import tqdm
 
 Queries = Literal["with_target", "all"] | Bool[Tensor, "batch query_pos"]
-Given = Task | TaskBatch | Tensor | None
 
 
 @dataclass(frozen=True)
@@ -103,22 +104,24 @@ def duplicate_token_scores(
     return detection_scores(model, "duplicate_token", documents, **options)
 
 
+@checked
 @torch.no_grad()
 def detection_scores(
     model: HookedModel,
     kind: Kind | Bool[Tensor, "batch query_pos key_pos"],
     documents: Given = None,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Indices | None = None,
     queries: Queries = "with_target",
-    groups: int = 8,
+    groups: Count = 8,
     exclude_bos: bool = False,
     exclude_current_token: bool = False,
     measure: Measure = "mul",
     causal: bool = False,
-    controls: int = 4,
-    n: int = 64,
+    controls: Count = 4,
+    n: Count = 64,
     generator: torch.Generator | None = None,
+    progress: bool = False,
 ) -> DetectionScores:
     """Score every head and channel of every layer by where its mixing lies, and what that does.
 
@@ -135,6 +138,7 @@ def detection_scores(
         controls: How many times other offsets are drawn, as many per query.
         n: Documents to draw.
         generator: Draws documents and other offsets; seed 0 if None.
+        progress: Show a progress bar.
 
     Raises:
         HookNameError: A layer asked for has no token-mixing matrix.
@@ -151,7 +155,7 @@ def detection_scores(
     model.eval()
     try:
         frame = _pattern_frame(
-            model, found, targets, layers, groups,
+            model, found, targets, layers, groups, progress,
             {
                 "queries": rows,
                 "exclude_bos": exclude_bos,
@@ -166,7 +170,9 @@ def detection_scores(
         removed = targets & rows[:, :, None]
         lost = [
             removal.lost(part, removed, controls, generator)
-            for part in _parts(model, layers, groups)
+            for part in tqdm(
+                list(_parts(model, layers, groups)), disable=not progress, desc="removals"
+            )
         ]
         frame = frame.merge(pd.DataFrame(lost), how="left", on=["layer", "unit", "index"])
         return DetectionScores(name, frame, *(mean_and_error(x)[0] for x in removal.whole))
@@ -185,7 +191,7 @@ class _Part(NamedTuple):
 
 def _layers(model: HookedModel, layers: Sequence[int] | None) -> list[int]:
     if layers is not None:
-        return [layer % len(model.blocks) for layer in layers]
+        return chosen_layers(model, layers)
     found = []
     for layer in range(len(model.blocks)):
         try:
@@ -213,12 +219,13 @@ def _pattern_frame(
     targets: Tensor,
     layers: list[int],
     groups: int,
+    progress: bool,
     how: dict[str, Any],
 ) -> pd.DataFrame:
     chance = mean_and_error(chance_scores(targets, **how))[0]
     table: list[dict[str, Any]] = []
     parts = list(_parts(model, layers, groups))
-    for layer in layers:
+    for layer in tqdm(layers, disable=not progress, desc="layers"):
         mixing = token_mixing(model, documents.tokens, layer, attention_mask=documents.mask)
         moved = mixing.reduce("norm")
         for part in parts:

@@ -14,14 +14,17 @@ from typing import Any, Literal, get_args
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
+from hooked_ssm.analysis.documents import evaluation_batch
 from hooked_ssm.analysis.engine import Cell, Interchange
 from hooked_ssm.analysis.sites import Site, block_sites, find_site, find_sites
+from hooked_ssm.checks import Count, Indices, checked
 from hooked_ssm.errors import TaskError, unknown
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
+from hooked_ssm.progress import tqdm
 from hooked_ssm.tasks import Task, TaskBatch
+from hooked_ssm.tasks.base import Split
 
 Direction = Literal["restore", "corrupt"]
 Mechanism = Literal["induction", "direct retrieval", "mixed", "unsolved"]
@@ -102,21 +105,22 @@ def verdict(
     return "mixed", None
 
 
+@checked
 @torch.no_grad()
 def mechanistic_evaluation(
     model: HookedModel,
     task: Task,
-    n: int = 256,
+    n: Count = 256,
     *,
     generator: torch.Generator | None = None,
     batch: TaskBatch | None = None,
-    split: str = "test",
+    split: Split = "test",
     sites: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
+    layers: Indices | None = None,
     corruptions: Sequence[str] | None = None,
     positions: Sequence[str] = POSITIONS,
     directions: Sequence[str] = ("restore",),
-    max_batch: int = 512,
+    max_batch: Count = 512,
     progress: bool = False,
 ) -> MechanisticEvaluation:
     """Corrupt, restore, and read how the model recalls; for any model, task and site.
@@ -148,14 +152,14 @@ def mechanistic_evaluation(
     """
     task = task.single_query()
     generator = generator or torch.Generator().manual_seed(0)
-    if batch is None:
-        batch = task.sample(n, split, generator=generator)
-    batch = batch.trim().to(model.embed.weight.device)
+    batch = evaluation_batch(model, task, batch, n, split, generator)
     corruptions = task.corruptions if corruptions is None else corruptions
     _check(positions, batch.positions, "position")
     _check(directions, get_args(Direction), "direction")
     if KEY not in corruptions:
         raise TaskError(f"corruptions must hold {KEY!r}: the headline attributions need it")
+    if "restore" not in directions:
+        raise TaskError("directions must hold 'restore': the headline attributions need it")
     found = block_sites(model, layers) if sites is None else find_sites(model, sites, layers)
     headline = find_site(model, len(model.blocks) - 1, "resid_pre")
     run = _Run(model, batch, batch.positions[task.answer_position], positions, max_batch)
@@ -286,8 +290,6 @@ def _summarise(
         & (frame["direction"] == "restore")
         & (frame["hook"] == headline.hook)
     ].set_index("restore")
-    if at_headline.empty:
-        raise TaskError("directions must hold 'restore': the headline attributions need it")
     attribution = {name: float(at_headline["attribution"][at]) for name, at in HEADLINE.items()}
     error = {name: float(at_headline["attribution_error"][at]) for name, at in HEADLINE.items()}
     mechanism, timing = verdict(run.accuracy, task.chance, attribution)

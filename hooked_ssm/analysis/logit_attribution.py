@@ -17,9 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_ssm.analysis.ablation import zero
+from hooked_ssm.analysis.metrics import check_ids
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.cache import HookedCache
-from hooked_ssm.errors import HookNameError, ShapeError
+from hooked_ssm.checks import AttentionMask, checked
+from hooked_ssm.errors import HookNameError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 
@@ -55,6 +57,7 @@ class LogitAttribution:
         return titled_table("Logit attribution", self.frame, detail)
 
 
+@checked
 @torch.no_grad()
 def logit_attribution(
     model: HookedModel,
@@ -64,7 +67,7 @@ def logit_attribution(
     *,
     split: str | None = None,
     read_at: Int[Tensor, " batch"] | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> LogitAttribution:
     """Return what every part of the model adds to the answer's logit.
 
@@ -84,19 +87,16 @@ def logit_attribution(
         HookNameError: No mixer has the site to split at.
     """
     for name, ids in (("answers", answers), ("wrong", wrong)):
-        if ids is not None and ids.shape != tokens.shape[:1]:
-            raise ShapeError(
-                f"{name} must be one token id for each of the {len(tokens)} documents, got shape "
-                f"{list(ids.shape)}"
-            )
+        if ids is not None:
+            check_ids(ids, name, model.cfg.d_vocab)
     read_at = read_positions(tokens, read_at)
+    splits = _splits(model, split)
     outs = [n for n in model.hook_dict if n.endswith(("_mixer_out", "hook_mlp_out"))]
     embeds = [n for n in ("hook_embed", "hook_pos_embed") if n in model.hook_dict]
     names = [*embeds, *outs, "ln_final.hook_scale"]
     _, cache = model.run_with_cache(tokens, names_filter=names, attention_mask=attention_mask)
     parts = {n.removeprefix("hook_"): cache[n] for n in embeds}
     curvature: dict[str, float] = {}
-    splits = _splits(model, split)
     for layer in range(len(model.blocks)):
         label, out = f"mixer {layer}", cache[f"blocks.{layer}.hook_mixer_out"]
         if layer in splits:
@@ -115,13 +115,14 @@ def logit_attribution(
     return LogitAttribution(list(parts), values, bias, curvature)
 
 
+@checked
 @torch.no_grad()
 def logit_lens(
     model: HookedModel,
     tokens: Int[Tensor, "batch pos"],
     *,
     read_at: Int[Tensor, " batch"] | None = None,
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> Float[Tensor, "layer batch d_vocab"]:
     """Return the logits that the residual stream entering each layer, and the last, would give.
 

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hooked_ssm.analysis.documents import evaluation_batch
 from hooked_ssm.analysis.induction import DetectionScores, detection_scores
 from hooked_ssm.analysis.inside import (
     Association,
@@ -29,10 +30,13 @@ from hooked_ssm.analysis.interchange import (
     MechanisticEvaluation,
     mechanistic_evaluation,
 )
+from hooked_ssm.checks import Count, checked
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
+from hooked_ssm.progress import tqdm
 from hooked_ssm.tasks import Task, TaskBatch
+from hooked_ssm.tasks.base import Split
 
 RELATIONS = {"association": (VALUE, KEY), "lookup": (QUERY, KEY), "retrieval": (QUERY, VALUE)}
 """Name -> (query position, key position). In associative recall these are the offsets of a
@@ -112,17 +116,19 @@ class MechanismReport:
         return titled_table(title, table.loc[list(order)].round(2), facts=self.evidence)
 
 
+@checked
 @torch.no_grad()
 def mechanism_report(
     model: HookedModel,
     task: Task,
-    n: int = 256,
+    n: Count = 256,
     *,
     batch: TaskBatch | None = None,
     generator: torch.Generator | None = None,
-    split: str = "test",
-    controls: int = 2,
-    max_batch: int = 512,
+    split: Split = "test",
+    controls: Count = 2,
+    max_batch: Count = 512,
+    progress: bool = False,
 ) -> MechanismReport:
     """Say how a model recalls, and what that rests on.
 
@@ -135,30 +141,29 @@ def mechanism_report(
         split: The task's split to draw from.
         controls: Resampled removals per score.
         max_batch: Most documents in one forward.
+        progress: Show progress bars.
 
     Raises:
         TaskError: A task without a corruptible queried item in context.
     """
     task = task.single_query()
     generator = generator or torch.Generator().manual_seed(0)
-    if batch is None:
-        batch = task.sample(n, split, generator=generator)
-    batch = batch.trim()
+    batch = evaluation_batch(model, task, batch, n, split, generator)
     was_training = model.training
     model.eval()
     try:
         evaluation = mechanistic_evaluation(
-            model, task, batch=batch, generator=generator, max_batch=max_batch
+            model, task, batch=batch, generator=generator, max_batch=max_batch, progress=progress
         )
-        device = model.embed.weight.device
-        corrupted = task.corrupt(batch.to("cpu"), KEY, generator=generator).tokens.to(device)
-        batch = batch.to(device)
+        corrupted = task.corrupt(batch.to("cpu"), KEY, generator=generator).tokens
+        corrupted = corrupted.to(batch.tokens.device)
         read_at = batch.positions[task.answer_position]
         layer = association_layer(evaluation.frame)
+        chosen = sorted({layer, len(model.blocks) - 1})
         inside = pd.concat(
             [
                 restore_inside(model, batch, corrupted, at, read_at, max_batch=max_batch)
-                for at in sorted({layer, len(model.blocks) - 1})
+                for at in tqdm(chosen, disable=not progress, desc="inside layers")
             ],
             ignore_index=True,
         )
@@ -166,7 +171,7 @@ def mechanism_report(
         solved = evaluation.mechanism != "unsolved"
         place = located.place if solved else None
         relations = _relations(model, batch, read_at, layer, place)
-        scores = _scores(model, batch, relations, controls, generator)
+        scores = _scores(model, batch, relations, controls, generator, progress)
     finally:
         model.train(was_training)
     return MechanismReport(
@@ -223,6 +228,7 @@ def _scores(
     relations: dict[str, Tensor],
     controls: int,
     generator: torch.Generator,
+    progress: bool,
 ) -> dict[str, DetectionScores]:
     """Scores of every relation, on as many documents as the matrices leave room for."""
     layers, documents = [], len(batch)
@@ -237,7 +243,7 @@ def _scores(
     if not layers or documents < 2:
         return {}
     found = {}
-    for relation, targets in relations.items():
+    for relation, targets in tqdm(relations.items(), disable=not progress, desc="relations"):
         scores = detection_scores(
             model, targets[:documents], batch[:documents], layers=layers, groups=4, causal=True,
             controls=controls, generator=generator,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError
 
 MetricFunction = Callable[[Tensor], Tensor]
@@ -28,41 +29,44 @@ class Metric:
         name: What frames and plots call it.
         documents: How many documents it is built for.
         function: Logits [batch d_vocab] -> [batch].
+        d_vocab: The smallest vocabulary that has its answers.
     """
 
     name: str
     documents: int
     function: MetricFunction = field(repr=False)
+    d_vocab: int = 1
 
     def __call__(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
         """Return the metric of each document.
 
         Raises:
-            ShapeError: It is built for another number of documents.
+            ShapeError: It is built for another number of documents, or a larger vocabulary.
         """
         if logits.ndim != 2 or len(logits) != self.documents:
             raise ShapeError(
                 f"metric {self.name!r} is built for {self.documents} documents: it takes logits "
                 f"[{self.documents}, d_vocab], got {list(logits.shape)}"
             )
+        _check_vocabulary(self.name, self.d_vocab, logits.shape[1])
         return self.function(logits)
 
 
+@checked
 def logit_difference(
     answers: Int[Tensor, " batch"], wrong: Int[Tensor, "batch *choices"]
 ) -> Metric:
     """logit(answer) - logit(wrong answer), or less the mean logit of several wrong ones."""
-    answers = _ids(answers, "answers")
-    if len(wrong) != len(answers):
-        raise ShapeError(f"{len(answers)} answers, but wrong answers for {len(wrong)} documents")
-    choices = _lasting(wrong.reshape(len(wrong), -1))
+    answers, wrong = _ids(answers, "answers"), _ids(wrong, "wrong")
+    choices = wrong.reshape(len(wrong), -1)
 
     def difference(logits: Tensor) -> Tensor:
         return _pick(logits, answers) - logits.gather(1, choices.to(logits.device)).mean(1)
 
-    return Metric("logit_difference", len(answers), difference)
+    return Metric("logit_difference", len(answers), difference, _d_vocab(answers, choices))
 
 
+@checked
 def log_probability(answers: Int[Tensor, " batch"]) -> Metric:
     """log softmax(logits)[answer]."""
     answers = _ids(answers, "answers")
@@ -70,9 +74,10 @@ def log_probability(answers: Int[Tensor, " batch"]) -> Metric:
     def log_odds(logits: Tensor) -> Tensor:
         return _pick(torch.log_softmax(_wide(logits), dim=-1), answers)
 
-    return Metric("log_probability", len(answers), log_odds)
+    return Metric("log_probability", len(answers), log_odds, _d_vocab(answers))
 
 
+@checked
 def probability(answers: Int[Tensor, " batch"]) -> Metric:
     """softmax(logits)[answer].
 
@@ -81,10 +86,11 @@ def probability(answers: Int[Tensor, " batch"]) -> Metric:
         >>> probability(torch.tensor([0, 1]))(logits)
         tensor([0.5000, 1.0000])
     """
-    log_odds = log_probability(answers).function
-    return Metric("probability", len(answers), lambda logits: log_odds(logits).exp())
+    log = log_probability(answers)
+    return Metric("probability", len(answers), lambda x: log.function(x).exp(), log.d_vocab)
 
 
+@checked
 def kl(reference: Float[Tensor, "batch d_vocab"]) -> Metric:
     """KL(reference || patched) = sum_v p_ref(v) (log p_ref(v) - log p(v)), in nats."""
     log_reference = _lasting(torch.log_softmax(_wide(reference.detach()), dim=-1))
@@ -94,9 +100,10 @@ def kl(reference: Float[Tensor, "batch d_vocab"]) -> Metric:
         ref = log_reference.to(logits.device)
         return (ref.exp() * (ref - ours)).sum(-1)
 
-    return Metric("kl", len(reference), divergence)
+    return Metric("kl", len(reference), divergence, reference.shape[1])
 
 
+@checked
 def rank(answers: Int[Tensor, " batch"]) -> Metric:
     """How many tokens have a higher logit than the answer: 0 is the most likely."""
     answers = _ids(answers, "answers")
@@ -104,9 +111,10 @@ def rank(answers: Int[Tensor, " batch"]) -> Metric:
     def higher(logits: Tensor) -> Tensor:
         return (logits > _pick(logits, answers)[:, None]).sum(-1).to(logits.dtype)
 
-    return Metric("rank", len(answers), higher)
+    return Metric("rank", len(answers), higher, _d_vocab(answers))
 
 
+@checked
 def accuracy(answers: Int[Tensor, " batch"]) -> Metric:
     """1 where the answer is the most likely token, else 0."""
     answers = _ids(answers, "answers")
@@ -114,7 +122,7 @@ def accuracy(answers: Int[Tensor, " batch"]) -> Metric:
     def right(logits: Tensor) -> Tensor:
         return (logits.argmax(-1) == answers.to(logits.device)).to(logits.dtype)
 
-    return Metric("accuracy", len(answers), right)
+    return Metric("accuracy", len(answers), right, _d_vocab(answers))
 
 
 def normalised_recovery(
@@ -130,12 +138,14 @@ def normalised_recovery(
     return (patched.mean(-1) - base.mean()) / (source.mean() - base.mean())
 
 
-def named_metrics(metric: Metrics, documents: int) -> dict[str, MetricFunction]:
+def named_metrics(
+    metric: Metrics, documents: int, d_vocab: int | None = None
+) -> dict[str, MetricFunction]:
     """Return metrics by name; a function goes by its own.
 
     Raises:
         ConfigError: Neither a function nor a non-empty mapping of functions.
-        ShapeError: One is built for another number of documents.
+        ShapeError: One is built for another number of documents, or has answers beyond d_vocab.
     """
     if isinstance(metric, Mapping):
         named = dict(metric)
@@ -153,6 +163,8 @@ def named_metrics(metric: Metrics, documents: int) -> dict[str, MetricFunction]:
             raise ShapeError(
                 f"metric {name!r} is built for {built_for} documents, but {documents} are run"
             )
+        if d_vocab is not None:
+            _check_vocabulary(name, getattr(function, "d_vocab", 1), d_vocab)
     return named
 
 
@@ -166,7 +178,12 @@ def measure(
     """
     rows: list[Tensor] = []
     for name, function in metrics.items():
-        value = torch.as_tensor(function(logits))
+        value = function(logits)
+        if not isinstance(value, Tensor):
+            raise ShapeError(
+                f"metric {name!r} returned a {type(value).__name__}, want a tensor with one number "
+                f"for each of the {len(logits)} documents"
+            )
         if value.shape != logits.shape[:1]:
             raise ShapeError(
                 f"metric {name!r} returned shape {list(value.shape)}, want one number for each of "
@@ -176,13 +193,56 @@ def measure(
     return torch.stack(rows)
 
 
-def _ids(answers: Tensor, what: str) -> Tensor:
-    if answers.ndim != 1 or answers.is_floating_point():
+def measure_run(
+    metrics: Mapping[str, MetricFunction], logits: Float[Tensor, "batch d_vocab"], run: str
+) -> Float[Tensor, "metric batch"]:
+    """Evaluate the metrics on a run without a patch, where each must be a number.
+
+    Args:
+        run: What the message calls it.
+
+    Raises:
+        ShapeError: As `measure`; also if a metric is NaN for a document.
+    """
+    values = measure(metrics, logits)
+    for name, row in zip(metrics, values, strict=True):
+        wrong = row.isnan().nonzero()[:, 0].tolist()
+        if wrong:
+            raise ShapeError(
+                f"metric {name!r} is NaN for {len(wrong)} of {len(row)} documents of the {run} "
+                f"run, the first of them {wrong[0]}: nothing can be compared with it. Look at the "
+                "logits there, or leave those documents out"
+            )
+    return values
+
+
+def _check_vocabulary(name: str, needed: int, d_vocab: int) -> None:
+    if needed > d_vocab:
         raise ShapeError(
-            f"{what} must be one token id per document, integers [batch]; got {answers.dtype} of "
-            f"shape {list(answers.shape)}"
+            f"metric {name!r} has answers up to {needed - 1}, but the model's vocabulary {d_vocab} "
+            f"tokens: allowed 0..{d_vocab - 1}"
         )
-    return _lasting(answers.long())
+
+
+def check_ids(ids: Tensor, name: str, d_vocab: int | None = None) -> Tensor:
+    """Return token ids if they are in the vocabulary; where it is not known, at least not below.
+
+    Raises:
+        ShapeError: One is not.
+    """
+    low, high = (int(end) for end in ids.aminmax())
+    if low < 0 or (d_vocab is not None and high >= d_vocab):
+        last = "" if d_vocab is None else d_vocab - 1
+        raise ShapeError(f"{name} has token ids from {low} to {high}; allowed 0..{last}")
+    return ids
+
+
+def _ids(answers: Tensor, what: str) -> Tensor:
+    return _lasting(check_ids(answers, what).long())
+
+
+def _d_vocab(*ids: Tensor) -> int:
+    return 1 + max(int(some.max()) for some in ids)
 
 
 def _lasting(values: Tensor) -> Tensor:

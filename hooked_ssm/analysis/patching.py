@@ -8,23 +8,33 @@ is exact, and a fraction of its price: see `hooked_ssm.analysis.engine`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import get_args
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hooked_ssm.analysis.engine import Cell, Interchange, check_pair
-from hooked_ssm.analysis.metrics import Metrics, measure, named_metrics
+from hooked_ssm.analysis.metrics import (
+    MetricFunction,
+    Metrics,
+    measure,
+    measure_run,
+    named_metrics,
+)
 from hooked_ssm.analysis.patching_result import ActivationPatching, SiteValues
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.analysis.sweep import Direction, Heads, Plan, Positions, make_columns, make_plans
-from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.checks import AttentionMask, Count, Indices, Words, checked
 from hooked_ssm.model import HookedModel
+from hooked_ssm.progress import tqdm
+
+log = logging.getLogger(__name__)
 
 
+@checked
 @torch.no_grad()
 def activation_patching(
     model: HookedModel,
@@ -32,17 +42,20 @@ def activation_patching(
     corrupted: Int[Tensor, "batch pos"],
     metric: Metrics,
     *,
-    sites: Sequence[str] = ("resid_pre",),
-    layers: Sequence[int] | None = None,
+    sites: Words = ("resid_pre",),
+    layers: Indices | None = None,
     positions: Positions = None,
     heads: Heads = None,
     direction: Direction = "denoise",
     read_at: Int[Tensor, " batch"] | None = None,
-    attention_mask: Tensor | None = None,
-    max_batch: int = 512,
+    attention_mask: AttentionMask | None = None,
+    max_batch: Count = 512,
     progress: bool = False,
 ) -> ActivationPatching:
     """Patch every layer, position (and head) of every site; exactly one forward per cell's numbers.
+
+    Ctrl-C ends the sweep and returns what was measured so far; the other cells are NaN, and
+    `interrupted` is True.
 
     Args:
         model: Any `HookedModel`; run in eval mode, and left in its own.
@@ -69,9 +82,7 @@ def activation_patching(
         ConfigError: Unknown direction, or no metric.
     """
     check_pair(clean, corrupted, attention_mask)
-    if direction not in get_args(Direction):
-        raise ConfigError(unknown("direction", direction, get_args(Direction)))
-    metrics = named_metrics(metric, len(clean))
+    metrics = named_metrics(metric, len(clean), model.cfg.d_vocab)
     columns = make_columns(positions, clean)
     plans = make_plans(model, sites, layers, heads)
     base, source = (corrupted, clean) if direction == "denoise" else (clean, corrupted)
@@ -82,7 +93,10 @@ def activation_patching(
         engine = Interchange(
             model, base, source, read_at, attention_mask=attention_mask, max_batch=max_batch
         )
-        before = [measure(metrics, x) for x in (engine.base_logits, engine.source_logits)]
+        before = [
+            measure_run(metrics, logits, run)
+            for logits, run in ((engine.base_logits, "base"), (engine.source_logits, "source"))
+        ]
         cells = [
             Cell(site, at, head)
             for plan in plans
@@ -90,15 +104,35 @@ def activation_patching(
             for at in columns.values()
             for head in plan.heads
         ]
-        values = before[0].new_empty(len(metrics), len(cells), len(clean))
-        with tqdm(total=len(cells), disable=not progress, desc="cells") as bar:
+        shape = (len(metrics), len(cells), len(clean))
+        values = before[0].new_full(shape, torch.nan)  # what an interrupt leaves unmeasured
+        interrupted = _measure_cells(engine, cells, metrics, values, progress)
+    finally:
+        model.train(was_training)
+    found = _collect(plans, columns, values, before, list(metrics), direction)
+    return replace(found, interrupted=interrupted)
+
+
+def _measure_cells(
+    engine: Interchange,
+    cells: list[Cell],
+    metrics: Mapping[str, MetricFunction],
+    values: Tensor,
+    progress: bool,
+) -> bool:
+    """Fill in the metrics of every cell [metric, cell, batch]; return whether Ctrl-C ended it."""
+    with tqdm(total=len(cells), disable=not progress, desc="cells") as bar:
+        try:
             for indices, logits in engine.run(cells):
                 for index, some in zip(indices, logits, strict=True):
                     values[:, index] = measure(metrics, some)
                 bar.update(len(indices))
-    finally:
-        model.train(was_training)
-    return _collect(plans, columns, values, before, list(metrics), direction)
+        except KeyboardInterrupt:
+            if bool(values.isnan().all()):
+                raise  # nothing to keep
+            log.warning("interrupted: the cells that were not measured are NaN")
+            return True
+    return False
 
 
 def _collect(

@@ -51,6 +51,7 @@ class ActivationPatching:
         base: The metrics of the run that was patched, without a patch. [metric, batch]
         source: The metrics of the run whose activations were put in. [metric, batch]
         direction: "denoise" (base: corrupted, source: clean) or "noise" (the other way round).
+        interrupted: Whether Ctrl-C ended the sweep early; cells not measured are NaN.
     """
 
     sites: dict[str, SiteValues]
@@ -59,6 +60,7 @@ class ActivationPatching:
     base: Tensor = field(repr=False)
     source: Tensor = field(repr=False)
     direction: str
+    interrupted: bool = False
 
     def result(self, site: str, metric: str | None = None) -> PatchingResult:
         """Return a site's values with transformer-lens' statistics.
@@ -147,7 +149,9 @@ class ActivationPatching:
                     panels[f"{site} head {head}"] = rows[:, :, i]
         heads = next((f.heads for f in self.sites.values() if f.heads), None)
         labels = heads if by_head and heads else self.positions
-        named = {"value_name": show, "title": f"{self.metrics[self._metric(metric)]}, {show}"}
+        name = self.metrics[self._metric(metric)]
+        words = {"recovery": f"recovery of {name}", "effect": f"change of {name}", "value": name}
+        named = {"value_name": words[show], "title": f"{name}, {show}"}
         named["x_title"] = "head" if by_head else "position"
         fig = patching_heatmap(
             panels, tokens, layers=[str(layer) for layer in layers], **{**named, **kwargs}

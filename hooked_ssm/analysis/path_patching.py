@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -26,15 +26,18 @@ from hooked_ssm.analysis.metrics import (
     MetricFunction,
     Metrics,
     measure,
+    measure_run,
     named_metrics,
     normalised_recovery,
 )
 from hooked_ssm.analysis.resume import Resumable, read_positions
 from hooked_ssm.analysis.sites import find_site, site_spec
 from hooked_ssm.analysis.sweep import Direction, Positions, make_columns
+from hooked_ssm.checks import AttentionMask, Count, checked
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
 from hooked_ssm.html_table import largest, titled_table
 from hooked_ssm.model import HookedModel
+from hooked_ssm.progress import tqdm
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -106,7 +109,8 @@ class PathPatching:
         frame = self.frame[self.frame["metric"] == name]
         senders, receivers = (list(dict.fromkeys(frame[side])) for side in ("sender", "receiver"))
         table = frame.pivot_table(index="sender", columns="receiver", values=show, aggfunc="sum")
-        given = {"x_title": "receiver", "y_title": "sender", "value_name": show}
+        words = {"recovery": f"recovery of {name}", "effect": f"change of {name}"}
+        given = {"x_title": "receiver", "y_title": "sender", "value_name": words[show]}
         return heatmap(
             table.reindex(index=senders, columns=receivers).to_numpy(),
             rows=senders,
@@ -126,6 +130,7 @@ class PathPatching:
         return self.metrics.index(metric)
 
 
+@checked
 @torch.no_grad()
 def path_patching(
     model: HookedModel,
@@ -137,8 +142,9 @@ def path_patching(
     positions: Positions = "all",
     direction: Direction = "denoise",
     read_at: Int[Tensor, " batch"] | None = None,
-    attention_mask: Tensor | None = None,
-    max_batch: int = 512,
+    attention_mask: AttentionMask | None = None,
+    max_batch: Count = 512,
+    progress: bool = False,
 ) -> PathPatching:
     """Patch edges of the residual stream, one at a time.
 
@@ -149,15 +155,14 @@ def path_patching(
             ("logits",)), (("z", 0, head), ("mlp_in", 1)); see `Node`. None: all edges between
             embedding, mixers, MLPs and logits.
         positions: Where the sender is patched, as in `activation_patching`; "all" by default.
+        progress: Show a progress bar.
 
     Raises:
         ConfigError: An edge that cannot be: its receiver does not come later; or no metric.
         ShapeError, HookNameError: As in `activation_patching`, before anything runs.
     """
     check_pair(clean, corrupted, attention_mask)
-    if direction not in get_args(Direction):
-        raise ConfigError(unknown("direction", direction, get_args(Direction)))
-    metrics = named_metrics(metric, len(clean))
+    metrics = named_metrics(metric, len(clean), model.cfg.d_vocab)
     columns = make_columns(positions, clean)
     given = None if edges is None else [check_edge(model, Edge(*pair)) for pair in edges]  # type: ignore[arg-type]
     chosen = all_edges(model) if given is None else given
@@ -169,9 +174,10 @@ def path_patching(
     model.eval()
     try:
         paths = _Paths(model, base, source, read_at, attention_mask, max_batch)
-        start, goal = (measure(metrics, run.logits) for run in (paths.base, paths.source))
+        start = measure_run(metrics, paths.base.logits, "base")
+        goal = measure_run(metrics, paths.source.logits, "source")
         rows = list(columns.values())
-        values = paths.values(chosen, rows, metrics)
+        values = paths.values(chosen, rows, metrics, progress)
     finally:
         model.train(was_training)
     return PathPatching(values, chosen, list(columns), list(metrics), start, goal, direction)
@@ -194,13 +200,18 @@ class _Paths:
         self.base, self.source = (Resumable(model, x, read_at, mask) for x in (base, source))
 
     def values(
-        self, edges: Sequence[Edge], columns: list[Tensor], metrics: Mapping[str, MetricFunction]
+        self,
+        edges: Sequence[Edge],
+        columns: list[Tensor],
+        metrics: Mapping[str, MetricFunction],
+        progress: bool = False,
     ) -> Float[Tensor, "metric edge pos batch"]:
         """The metrics with each edge patched at each column of positions."""
         values = self.base.logits.new_empty(
             len(metrics), len(edges), len(columns), len(self.read_at)
         )
-        for sender in dict.fromkeys(edge.sender for edge in edges):
+        senders = list(dict.fromkeys(edge.sender for edge in edges))
+        for sender in tqdm(senders, disable=not progress, desc="senders"):
             changes = self.changes(sender, columns)
             for i, edge in enumerate(edges):
                 if edge.sender == sender:

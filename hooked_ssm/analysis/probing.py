@@ -8,9 +8,8 @@ difference, is what is in the activation. Source: Hewitt & Liang 2019.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -18,15 +17,21 @@ import torch
 from torch import Tensor
 
 from hooked_ssm.analysis.activations import activations_at
+from hooked_ssm.analysis.documents import evaluation_batch
 from hooked_ssm.analysis.interchange import KEY, QUERY, VALUE
 from hooked_ssm.analysis.sites import Site, find_sites
+from hooked_ssm.checks import Count, Indices, Positive, Rule, Seed, Words, checked
 from hooked_ssm.errors import ConfigError, TaskError, unknown
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
+from hooked_ssm.progress import tqdm
 from hooked_ssm.tasks import Task, TaskBatch
+from hooked_ssm.tasks.base import Split
 
 TARGETS = {"key": KEY, "value": VALUE, "answer": None}
 """What can be probed for: the token at a named position, or the answer."""
+
+Folds = Annotated[int, Rule("an integer >= 2", lambda value: value >= 2)]
 
 
 @dataclass(frozen=True)
@@ -71,21 +76,23 @@ class ProbeResults:
         return titled_table("Linear probes", self.frame)
 
 
+@checked
 def linear_probes(
     model: HookedModel,
     task: Task,
-    sites: Sequence[str] = ("resid_pre", "resid_post"),
+    sites: Words = ("resid_pre", "resid_post"),
     *,
-    positions: Sequence[str] = (KEY, VALUE, "divider", QUERY),
-    targets: Sequence[str] = ("key", "answer"),
-    layers: Sequence[int] | None = None,
-    n: int = 512,
+    positions: Words = (KEY, VALUE, "divider", QUERY),
+    targets: Words = ("key", "answer"),
+    layers: Indices | None = None,
+    n: Count = 512,
     batch: TaskBatch | None = None,
-    split: str = "test",
-    folds: int = 5,
-    C: float = 1.0,
-    max_iter: int = 200,
-    seed: int = 0,
+    split: Split = "test",
+    folds: Folds = 5,
+    C: Positive = 1.0,
+    max_iter: Count = 200,
+    seed: Seed = 0,
+    progress: bool = False,
 ) -> ProbeResults:
     """Fit linear probes on the activations of every site at every position.
 
@@ -102,15 +109,15 @@ def linear_probes(
         folds: Of the cross-validation.
         C, max_iter: Of `sklearn.linear_model.LogisticRegression`; features are standardised.
         seed: Draws documents, folds and the shuffled labels.
+        progress: Show a progress bar.
 
     Raises:
         TaskError: An unknown position or target, or fewer documents than folds.
         HookNameError: A site that no layer has.
     """
     task = task.single_query()
-    if batch is None:
-        batch = task.sample(n, split, generator=torch.Generator().manual_seed(seed))
-    batch = batch.trim().to(model.embed.weight.device)
+    generator = torch.Generator().manual_seed(seed)
+    batch = evaluation_batch(model, task, batch, n, split, generator)
     for kind, given, allowed in (
         ("position", positions, batch.positions), ("target", targets, TARGETS)
     ):  # fmt: skip
@@ -124,7 +131,7 @@ def linear_probes(
     mask = None if bool(batch.mask.all()) else batch.mask
     probe = _Probe(folds, C, max_iter, seed)
     rows = []
-    for site in find_sites(model, sites, layers):
+    for site in tqdm(find_sites(model, sites, layers), disable=not progress, desc="sites"):
         found = _activations(model, batch.tokens, site, at, mask)
         for position, activation in zip(positions, found, strict=True):
             for target in targets:

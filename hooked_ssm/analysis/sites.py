@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hooked_ssm.checks import Indices, Words, checked
 from hooked_ssm.errors import HookNameError
 from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
@@ -29,6 +30,23 @@ class Site(NamedTuple):
     per_position: bool
 
 
+def chosen_layers(model: HookedModel, layers: Sequence[int] | None) -> list[int]:
+    """Return the layers asked for, counted from the first; all if None.
+
+    Raises:
+        HookNameError: There is none, or one does not exist.
+    """
+    n = len(model.blocks)
+    chosen = list(range(n)) if layers is None else [int(layer) for layer in layers]
+    for layer in chosen:
+        if not -n <= layer < n:
+            raise HookNameError(f"layer {layer} does not exist: allowed 0..{n - 1}, or from -{n}")
+    if not chosen:
+        raise HookNameError(f"layers={layers!r}; allowed: a non-empty list, or None for all {n}")
+    return [layer % n for layer in chosen]
+
+
+@checked
 def find_site(model: HookedModel, layer: int, word: str) -> Site:
     """Return the site a word stands for in a layer.
 
@@ -39,7 +57,15 @@ def find_site(model: HookedModel, layer: int, word: str) -> Site:
 
     Raises:
         HookNameError: The layer has no such thing; says what it has.
+
+    Examples:
+        >>> from hooked_ssm import ModelConfig
+        >>> cfg = ModelConfig(mixers=["attention", "mamba2"], d_model=8, d_vocab=9, n_ctx=9)
+        >>> model = HookedModel(cfg)
+        >>> find_site(model, 0, "query").hook, find_site(model, 1, "query").hook
+        ('blocks.0.mixer.hook_q', 'blocks.1.mixer.hook_ssm_C')
     """
+    (layer,) = chosen_layers(model, [layer])
     if word.startswith("mlp_") and not model.blocks[layer].has_mlp:
         raise HookNameError(f"layer {layer} of the {model.title} has no {word}: it has no MLP")
     if word == "mlp_in":
@@ -55,9 +81,8 @@ def site_spec(model: HookedModel, site: Site) -> HookSpec:
     return model.find_hook(site.hook).spec
 
 
-def find_sites(
-    model: HookedModel, words: Sequence[str], layers: Sequence[int] | None = None
-) -> list[Site]:
+@checked
+def find_sites(model: HookedModel, words: Words, layers: Indices | None = None) -> list[Site]:
     """Return the sites of several words in several layers, layer by layer.
 
     A layer that lacks a word is passed over (stacks of different mixers differ), but a word that
@@ -66,7 +91,7 @@ def find_sites(
     Raises:
         HookNameError: No layer has one of the words.
     """
-    layers = range(len(model.blocks)) if layers is None else layers
+    layers = chosen_layers(model, layers)
     found: list[Site] = []
     for word in words:
         here, refusal = [], None
@@ -83,10 +108,9 @@ def find_sites(
 
 def block_sites(model: HookedModel, layers: Sequence[int] | None = None) -> list[Site]:
     """Return the inputs and outputs of every block, mixer and MLP that the layers have."""
-    layers = range(len(model.blocks)) if layers is None else layers
     found = []
-    for layer in layers:
-        has_mlp = model.blocks[layer % len(model.blocks)].has_mlp
+    for layer in chosen_layers(model, layers):
+        has_mlp = model.blocks[layer].has_mlp
         words = [w for w in BLOCK_SITES if has_mlp or not w.startswith("mlp")]
         found += [find_site(model, layer, word) for word in words]
     return found

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from hooked_ssm.analysis.exchange import head_axis
 from hooked_ssm.analysis.sites import Site, find_sites, site_spec
-from hooked_ssm.errors import HookNameError, ShapeError
+from hooked_ssm.checks import Indices
+from hooked_ssm.errors import ShapeError
 from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
 
 Direction = Literal["denoise", "noise"]
 Positions = Sequence[int] | Mapping[str, Int[Tensor, " batch"]] | Literal["all"] | None
-Heads = Sequence[int] | Literal["all"] | None
+Heads = Indices | Literal["all"] | None
 
 
 class Plan(NamedTuple):
@@ -46,10 +47,6 @@ def make_plans(
         HookNameError: No layer has one of the sites.
         ShapeError: A site without positions, or without the heads asked for.
     """
-    if isinstance(sites, str) or not sites:
-        raise HookNameError(
-            f"sites={sites!r}; allowed: a non-empty list of words, such as ['resid_pre', 'conv']"
-        )
     return [_plan(model, word, layers, heads) for word in dict.fromkeys(sites)]
 
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_ssm.analysis.metrics import check_ids
+from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.analysis.value_path import affine_map, value_path
-from hooked_ssm.errors import ConfigError, HookNameError, ShapeError, unknown
+from hooked_ssm.checks import AttentionMask, Count, checked
+from hooked_ssm.errors import ConfigError, HookNameError, ShapeError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.mixers import Mixer
 from hooked_ssm.model import HookedModel
@@ -54,6 +57,7 @@ class TokenMixing:
     labels: list[str] = field(repr=False)
     _gradient: Callable[[Tensor, Tensor], Tensor] = field(repr=False)
 
+    @checked
     def reduce(
         self,
         weight: Weight = "none",
@@ -79,8 +83,6 @@ class TokenMixing:
         Raises:
             ConfigError: Unknown weight, "logit" without `at` and `token`, or too many groups.
         """
-        if weight not in get_args(Weight):
-            raise ConfigError(unknown("weight", weight, get_args(Weight)))
         units = self.matrix.shape[1]
         if groups is not None and not 1 <= groups <= units:
             raise ConfigError(
@@ -101,7 +103,8 @@ class TokenMixing:
         gathered = [p.mean(1) if weight == "none" else p.sum(1) for p in parts]
         return torch.stack(gathered, dim=1)
 
-    def strongest(self, most: int = MOST_DRAWN) -> list[int]:
+    @checked
+    def strongest(self, most: Count = MOST_DRAWN) -> list[int]:
         """Return the heads or channels that move most, by the norm-weighted matrix."""
         moved = self.reduce("norm").abs().sum((0, 2, 3))
         return moved.argsort(descending=True)[:most].tolist()
@@ -131,6 +134,7 @@ class TokenMixing:
         )
 
 
+@checked
 @torch.no_grad()
 def token_mixing(
     model: HookedModel,
@@ -138,7 +142,7 @@ def token_mixing(
     layer: int,
     *,
     through: Through = "values",
-    attention_mask: Tensor | None = None,
+    attention_mask: AttentionMask | None = None,
 ) -> TokenMixing:
     """Return the exact token-mixing matrix of a layer.
 
@@ -155,8 +159,6 @@ def token_mixing(
         HookNameError: The layer does not exist or has no matrix (BaseConv with activations).
         HookUnavailableError: through="mixer" on a mixer of the user's own.
     """
-    if through not in get_args(Through):
-        raise ConfigError(unknown("through", through, get_args(Through)))
     run = _Run(model, tokens, layer, attention_mask)
     matrix, values, mixed = run.pattern(), run.values(), _wide(run.role("mixed"))
     values = _per_unit(values, matrix.shape[1])
@@ -269,11 +271,12 @@ def _gradient(
     model: HookedModel, tokens: Tensor, mask: Tensor | None, name: str, at: Tensor, token: Tensor
 ) -> Tensor:
     """d logit / d the activation `name`. [batch, pos, ...]"""
-    if at.shape != tokens.shape[:1] or token.shape != tokens.shape[:1]:
+    if token.shape != tokens.shape[:1]:
         raise ShapeError(
-            f"at {tuple(at.shape)} and token {tuple(token.shape)} must be one number for each of "
-            f"the {len(tokens)} documents"
+            f"token {tuple(token.shape)} must be one id for each of the {len(tokens)} documents"
         )
+    check_ids(token, "token", model.cfg.d_vocab)
+    at = read_positions(tokens, at)
     leaves: list[Tensor] = []
 
     def cut(activation: Tensor, hook: Any) -> Tensor:
@@ -285,7 +288,7 @@ def _gradient(
             tokens,
             fwd_hooks=[(name, cut)],
             attention_mask=mask,
-            logit_positions=at.to(tokens.device)[:, None],
+            logit_positions=at[:, None],
         )
         logit = logits[:, 0].gather(-1, token.to(tokens.device)[:, None]).sum()
         (gradient,) = torch.autograd.grad(logit, leaves)

@@ -7,7 +7,7 @@ import torch
 
 from hooked_ssm import HookedModel, ModelConfig
 from hooked_ssm.analysis import mechanistic_evaluation, verdict
-from hooked_ssm.errors import HookNameError, TaskError
+from hooked_ssm.errors import ConfigError, HookNameError, TaskError
 from hooked_ssm.tasks import AssociativeRecall
 
 TASK = AssociativeRecall(num_kv=16, num_pairs=3)
@@ -99,7 +99,7 @@ def test_html_shows_the_verdict() -> None:
         ({"directions": ["back"]}, TaskError, "unknown direction"),
         ({"corruptions": ["target_item_orig"]}, TaskError, "must hold 'query_item_orig'"),
         ({"sites": ["stat"]}, HookNameError, "stat"),
-        ({"positions": "query_item"}, TaskError, "must be a non-empty list"),
+        ({"positions": "query_item"}, ConfigError, "Put it in a list"),
     ],
 )
 def test_bad_arguments(arguments: dict, error: type[Exception], text: str) -> None:

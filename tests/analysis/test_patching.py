@@ -216,8 +216,8 @@ def test_what_does_not_fit_is_refused_before_anything_runs() -> None:
             point.add_hook(lambda x, hook: fired.append(hook.name))
     metric, wrong = difference(), metrics.rank(torch.tensor([1, 2]))
     for arguments, keywords, text in (
-        ((clean, corrupted[:, 1:], metric), {}, "one shape and device"),
-        ((clean, corrupted[:2], metric), {}, "one shape and device"),
+        ((clean, corrupted[:, 1:], metric), {}, "pos is 9; but it is 10 in clean"),
+        ((clean, corrupted[:2], metric), {}, "batch is 2; but it is 3 in clean"),
         ((clean, corrupted.int(), metric), {}, "one integer dtype"),
         ((clean, corrupted.to("meta"), metric), {}, "on meta"),
         ((clean, corrupted, wrong), {}, "built for 2 documents, but 3"),
@@ -244,7 +244,7 @@ def test_sites_that_layers_lack() -> None:
     assert result.sites["carry"].layers == carrying
     with pytest.raises(HookNameError, match="Attention has no carry"):
         activation_patching(tiny("attention"), clean, corrupted, difference(), sites=["carry"])
-    with pytest.raises(HookNameError, match="non-empty list"):
+    with pytest.raises(ConfigError, match=r"Put it in a list: \['conv'\]"):
         activation_patching(tiny("attention"), clean, corrupted, difference(), sites="conv")
     with pytest.raises(ShapeError, match="one for all documents"):
         activation_patching(tiny("hyena"), clean, corrupted, difference(), sites=["filter"])
