@@ -151,11 +151,13 @@ def _as_real(mask: MaskLike, shape: torch.Size, device: torch.device) -> Tensor:
     """The mask as bool; only 0 and 1 are taken, lest an additive mask be read backwards."""
     mask = as_tensor("attention_mask", mask, device)
     mask = mask[None] if mask.ndim == 1 and shape[0] == 1 else mask
-    if mask.shape != shape or mask.device != device:
+    if mask.shape != shape:
         raise ShapeError(
-            f"attention_mask has shape {tuple(mask.shape)} on {mask.device}, tokens "
-            f"{tuple(shape)} on {device}; pass one of the tokens' shape"
+            f"attention_mask has shape {tuple(mask.shape)}, tokens {tuple(shape)}; pass one entry "
+            "per token"
         )
+    if mask.device != device:
+        raise ShapeError(f"attention_mask is on {mask.device}, the tokens on {device}; move it")
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ShapeError(
             f"attention_mask is {mask.dtype} with values other than 0 and 1; pass True (1) at "
