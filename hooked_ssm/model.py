@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 
 from hooked_ssm import summary
 from hooked_ssm.block import Block, residual_hook, select
-from hooked_ssm.checks import Count, check_value, is_integer
+from hooked_ssm.checks import Count, check_value
 from hooked_ssm.config import ModelConfig
-from hooked_ssm.errors import ConfigError, HookNameError, HookUnavailableError, ShapeError
+from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.generation import generate
-from hooked_ssm.hook_points import SpecHookPoint
 from hooked_ssm.inputs import (
     MaskLike,
     Past,
@@ -34,10 +32,9 @@ from hooked_ssm.layers import Linear, Norm, TiedUnembed
 from hooked_ssm.lens_weights import LensWeights
 from hooked_ssm.loss import next_token_loss
 from hooked_ssm.mixers import Carried, Segment
+from hooked_ssm.reach import check_layers, listened, refuse_left_out, refuse_out_of_reach
 from hooked_ssm.root import HookRoot, NamedHook, NamesFilter
 from hooked_ssm.tokens import Tokenising
-
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class HookedModel(Tokenising, LensWeights, HookRoot):
@@ -124,7 +121,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             raise ShapeError(
                 f"return_type={return_type!r}; allowed: 'logits', 'loss', 'both', None"
             )
-        self._check_range(start_at_layer, stop_at_layer)
+        check_layers(len(self.blocks), start_at_layer, stop_at_layer)
         if stop_at_layer is not None and (return_type == "loss" or logit_positions is not None):
             raise ShapeError(
                 "stop_at_layer returns a residual stream: it goes with neither return_type='loss' "
@@ -139,7 +136,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         else:
             resid = check_residual(tokens, self.embed.weight)
             segment = self._segment(resid.shape[:2], resid.device, attention_mask)
-        self._refuse_out_of_reach(0, segment.length)
+        refuse_out_of_reach(self.families, 0, segment.length)
         resid = resid if ids is None else self._embed(ids, segment)
         first = start_at_layer or 0
         early = logit_positions is not None and self._may_select_early(first, stop_at_layer)
@@ -176,9 +173,10 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
                 by start_at_layer or stop_at_layer, or backward where no gradient is recorded.
         """
         span = [model_kwargs.get(f"{end}_at_layer") for end in ("start", "stop")]
-        self._check_range(*span)
+        check_layers(len(self.blocks), *span)
         pairs = [hook for hook in (*fwd_hooks, *bwd_hooks) if isinstance(hook, tuple | list)]
-        self._refuse_left_out((hook[0] for hook in pairs), *span)
+        named = (self.find_hook(hook[0]) for hook in pairs if isinstance(hook[0], str))
+        refuse_left_out(named, len(self.blocks), *span)
         return super().run_with_hooks(
             *model_args,
             fwd_hooks=list(fwd_hooks),
@@ -223,11 +221,11 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             )
         fired = {} if past is None else past.fired
         stop = segment.start + segment.length
-        self._refuse_out_of_reach(segment.start, None, fired)
+        refuse_out_of_reach(self.families, segment.start, None, fired)
         resid, layers = self._run_blocks(self._embed(ids, segment), segment, past)
         logits = self.logits_at(self.ln_final(resid))
         offset = past.offset if past is not None else padding_of(segment)
-        heard = self._listened(segment.start, stop)
+        heard = listened(self.families, segment.start, stop)
         fired = {**fired, **{str(point.name): point.attached for point in heard}}
         return logits, Past(stop, offset, layers, self.cfg, fired)
 
@@ -316,7 +314,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
     def _check_length(self, total: int) -> None:
         """Refuse to run so many tokens one by one: too many, or hooks beyond them."""
         self._check_ctx(total)
-        self._refuse_out_of_reach(0, total)
+        refuse_out_of_reach(self.families, 0, total)
 
     def _check_ctx(self, total: int) -> None:
         limits: list[int] = [b.mixer.max_length for b in self.blocks if b.mixer.max_length]  # type: ignore[misc]
@@ -328,60 +326,6 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
                 f"{self.title} end at n_ctx={self.cfg.n_ctx}; shorten it or build with a larger "
                 "n_ctx"
             )
-
-    def _check_range(self, start: int | None, stop: int | None) -> None:
-        n_layers = len(self.blocks)
-        for name, layer in (("start_at_layer", start), ("stop_at_layer", stop)):
-            if layer is None:
-                continue
-            if not is_integer(layer) or not -n_layers <= layer <= n_layers:
-                raise ShapeError(
-                    f"{name}={layer}; allowed: 0..{n_layers}, or -{n_layers}..-1 from the end"
-                )
-
-    def _listened(self, start: int = 0, stop: int | None = None) -> Iterator[SpecHookPoint]:
-        """The per-position hook points in [start, stop) that somebody listens to."""
-        for family in self.families.values():
-            yield from map(family.at, family.listened_at(start, stop))
-
-    def _refuse_out_of_reach(
-        self, start: int, stop: int | None, fired: Mapping[str, int] = _NOTHING
-    ) -> None:
-        """Per-position hooks that would never fire: say so before running.
-
-        Args:
-            start: The first position still to run.
-            stop: One past the last position; None if that is open.
-            fired: Hook points before `start` that have fired; see `Past`.
-        """
-        beyond = () if stop is None else self._listened(stop)
-        for point in beyond:
-            raise HookUnavailableError(
-                f"{point.name} cannot fire: "
-                + (f"the positions run are 0..{stop - 1}" if stop else "nothing is run")
-            )
-        for point in self._listened(0, start) if start else ():
-            if fired.get(str(point.name)) != point.attached:
-                raise HookUnavailableError(
-                    f"{point.name} cannot fire: positions 0..{start - 1} have been run, and a hook "
-                    "was attached since; attach it before the step that runs its token, and start "
-                    "anew with past=None"
-                )
-
-    def _refuse_left_out(
-        self, names: Iterable[Any], start: int | None = None, stop: int | None = None
-    ) -> None:
-        """Hooks on what a layer that is left out computes would never fire: say so."""
-        run = {f"blocks.{layer}" for layer in range(len(self.blocks))[start:stop]}
-        run |= {"hook_embed", "hook_pos_embed"} if start is None else set()
-        run |= {"ln_final"} if stop is None else set()
-        for point in (self.find_hook(name) for name in names if isinstance(name, str)):
-            words = str(point.name).split(".")
-            if ".".join(words[:2] if words[0] == "blocks" else words[:1]) not in run:
-                raise HookUnavailableError(
-                    f"{point.name} cannot fire: start_at_layer={start}, stop_at_layer={stop} leave "
-                    "it out; remove the hook, or run that layer too"
-                )
 
     # Names and weights.
 
@@ -404,47 +348,6 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
 
     def _repr_html_(self) -> str:
         return summary.as_html(self)
-
-    def hook_name(self, layer: int, role: str, position: int | None = None) -> str:
-        """Return the name of a layer's hook point with a role, or of a block-level one.
-
-        Args:
-            layer: Negative counts from the last.
-            role: A role ("query", "state", ...) or a block-level word ("resid_pre", "mixer_out").
-            position: Wanted by roles with one hook point per position ("carry"). Others hold all
-                positions in one activation and need none: one loop over roles serves both.
-
-        Raises:
-            HookNameError: No such layer, role, or position.
-        """
-        name = self.hook_of(layer, role)
-        if name not in self.families:
-            return name
-        if position is None:
-            raise HookNameError(
-                f"{name} has one hook point per position: pass position=, such as "
-                f"hook_name({layer}, {role!r}, position=7)"
-            )
-        if not is_integer(position) or position < 0:
-            raise HookNameError(f"position={position!r} of {name}; allowed: an integer >= 0")
-        return f"{name}.{position}"
-
-    def hook_of(self, layer: int, role: str) -> str:
-        """Return the name of a layer's hook point, or of the family with one per position.
-
-        Raises:
-            HookNameError: No such layer or role.
-        """
-        n_layers = len(self.blocks)
-        if not is_integer(layer) or not -n_layers <= layer < n_layers:
-            raise HookNameError(f"layer {layer!r} does not exist: allowed 0..{n_layers - 1}")
-        prefix = f"blocks.{layer % n_layers}"
-        for direct in (f"{prefix}.hook_{role}", f"{prefix}.mlp.hook_{role}"):
-            if direct in self.hook_dict:
-                return direct
-        mixer = self.blocks[layer].mixer
-        own = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
-        return f"{prefix}.mixer.{f'hook_{role}' if own else mixer.hook_for(role)}"
 
     def place(self) -> HookedModel:
         """Move and cast the model to what its config says.

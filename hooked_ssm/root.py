@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice, SliceInput
 
 from hooked_ssm.cache import HookedCache
-from hooked_ssm.checks import check_value
+from hooked_ssm.checks import check_value, is_integer
 from hooked_ssm.config import Device
 from hooked_ssm.errors import (
     ConfigError,
@@ -46,6 +46,7 @@ class HookRoot(HookedRootModule, ABC):
 
     hook_dict: dict[str, SpecHookPoint]  # type: ignore[assignment]
     families: dict[str, HookFamily]
+    blocks: nn.ModuleList
 
     def setup(self) -> None:
         """Name every module and collect the hook points; call at the end of `__init__`."""
@@ -78,6 +79,47 @@ class HookRoot(HookedRootModule, ABC):
             if at and at[1] in self.families:
                 return self.families[at[1]].at(int(at[2]))
         raise HookNameError(self._no_hook(name))
+
+    def hook_name(self, layer: int, role: str, position: int | None = None) -> str:
+        """Return the name of a layer's hook point with a role, or of a block-level one.
+
+        Args:
+            layer: Negative counts from the last.
+            role: A role ("query", "state", ...) or a block-level word ("resid_pre", "mixer_out").
+            position: Wanted by roles with one hook point per position ("carry"). Others hold all
+                positions in one activation and need none: one loop over roles serves both.
+
+        Raises:
+            HookNameError: No such layer, role, or position.
+        """
+        name = self.hook_of(layer, role)
+        if name not in self.families:
+            return name
+        if position is None:
+            raise HookNameError(
+                f"{name} has one hook point per position: pass position=, such as "
+                f"hook_name({layer}, {role!r}, position=7)"
+            )
+        if not is_integer(position) or position < 0:
+            raise HookNameError(f"position={position!r} of {name}; allowed: an integer >= 0")
+        return f"{name}.{position}"
+
+    def hook_of(self, layer: int, role: str) -> str:
+        """Return the name of a layer's hook point, or of the family with one per position.
+
+        Raises:
+            HookNameError: No such layer or role.
+        """
+        n_layers = len(self.blocks)
+        if not is_integer(layer) or not -n_layers <= layer < n_layers:
+            raise HookNameError(f"layer {layer!r} does not exist: allowed 0..{n_layers - 1}")
+        prefix = f"blocks.{layer % n_layers}"
+        for direct in (f"{prefix}.hook_{role}", f"{prefix}.mlp.hook_{role}"):
+            if direct in self.hook_dict:
+                return direct
+        mixer = self.blocks[layer].mixer
+        own = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
+        return f"{prefix}.mixer.{f'hook_{role}' if own else mixer.hook_for(role)}"
 
     def hook_specs(self) -> dict[str, HookSpec]:
         """Return the spec of every hook name, in execution order; `.{t}` stands for a position."""
