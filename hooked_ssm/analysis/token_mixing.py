@@ -160,10 +160,12 @@ def token_mixing(
         HookUnavailableError: through="mixer" on a mixer of the user's own.
     """
     run = _Run(model, tokens, layer, attention_mask)
-    matrix, values, mixed = run.pattern(), run.values(), _wide(run.role("mixed"))
-    values = _per_unit(values, matrix.shape[1])
+    matrix = run.pattern()
+    units = matrix.shape[1]
+    values, mixed = _by_unit(run.values(), units), _by_unit(run.role("mixed"), units)
+    values = _per_unit(values, units)
     offset = run.offset()
-    offset = _wide(offset) if isinstance(offset, Tensor) else mixed.new_zeros(()) + offset
+    offset = _by_unit(offset, units) if isinstance(offset, Tensor) else mixed.new_zeros(()) + offset
     end = model.hook_name(layer, "mixed")
     path = value_path(run.mixer, run.activation) if through == "mixer" else None
     if path is not None:
@@ -180,7 +182,7 @@ def token_mixing(
         values=values,
         offset=offset,
         error=_error(matrix, values, offset, mixed, attention_mask),
-        unit="head" if run.has_heads and path is None else "channel",
+        unit="head" if path is None and (run.has_heads or units == 1) else "channel",
         layer=layer % len(model.blocks),
         through=through,
         labels=model.to_str_tokens(tokens[0]),
@@ -213,7 +215,7 @@ class _Run:
             values = self.role("value")
         except HookNameError:  # BaseConv mixes its own input
             values = self.activation("input")
-        return _wide(values)
+        return values
 
     def offset(self) -> Tensor | float:
         return self.mixer.pattern_offset(self.activation)
@@ -242,9 +244,12 @@ class _Run:
         return cache[name]
 
 
-def _wide(x: Tensor) -> Tensor:
-    """[batch, pos, channel] -> [batch, pos, channel, 1]; heads stay as they are."""
-    return x[..., None] if x.ndim == 3 else x
+def _by_unit(x: Tensor, units: int) -> Tensor:
+    """[batch, pos, channel] -> [batch, pos, unit, channel of it]; heads stay as they are.
+
+    A unit is a channel, or all of them where one matrix mixes the whole mixer.
+    """
+    return x.unflatten(-1, (units, -1)) if x.ndim == 3 else x
 
 
 def _per_unit(values: Tensor, units: int) -> Tensor:
