@@ -267,6 +267,8 @@ def rule_of(annotation: Any) -> Rule:
         return _PLAIN[annotation]
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(*map(rule_of, args))
+    if origin is tuple and Ellipsis not in args:
+        return _tuple([rule_of(arg) for arg in args])
     if origin is not None and isinstance(origin, type) and issubclass(origin, Sequence):
         return _sequence(rule_of(args[0]))
     kind = origin or annotation
@@ -324,6 +326,20 @@ def _sequence(entry: Rule) -> Rule:
     plural = entry.allowed.removeprefix("a finite ").removeprefix("an ").removeprefix("a ")
     words = f"{plural}s" if not entry.choices else f"words of {entry.allowed}"
     return Rule(f"a list of {words}", fits, remedy=remedy)
+
+
+def _tuple(entries: list[Rule]) -> Rule:
+    """So many entries, each of its own kind."""
+
+    def fits(value: Any) -> bool:
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        return (
+            listed
+            and len(value) == len(entries)
+            and all(entry.fits(one) for entry, one in zip(entries, value, strict=True))
+        )
+
+    return Rule(f"({', '.join(entry.allowed for entry in entries)})", fits)
 
 
 def _mapping(key: Rule, entry: Rule) -> Rule:

@@ -51,6 +51,8 @@ FITTING: list[tuple[Any, list[Any]]] = [
     (Int[Tensor, "batch *choices"], [IDS, IDS[0], IDS[None]]),
     (Float[Tensor, " batch"], [torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16)]),
     (AttentionMask, [IDS == 0, torch.ones(2, 3), IDS]),
+    (tuple[str, float], [("a", 1), ["a", 0.5]]),
+    (tuple[int, ...], [(), (1, 2)]),
     (Any, [object()]),
 ]
 
@@ -69,6 +71,8 @@ OTHERS: list[tuple[Any, list[Any]]] = [
     (Sequence[int] | Literal["all"], ["al", ["a"]]),
     (Mapping[str, int], [[], {"a": "b"}, {1: 1}]),
     (Callable[[int], int], ["abs", None]),
+    (tuple[str, float], [("a",), (1, "a"), "ab", 3]),
+    (tuple[int, ...], [("a",), 1]),
     (torch.Generator, [0, None]),
     (Int[Tensor, "batch pos"], [IDS[0], IDS.float(), IDS == 0, [[0]], IDS[None]]),
     (Bool[Tensor, "batch pos"], [IDS]),

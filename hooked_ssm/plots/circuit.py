@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape
@@ -23,6 +24,7 @@ BOX = {  # reads on light and dark pages, and over the edges that end at it
 BEND = 0.18  # how far an edge that skips levels bows out, so that it passes the nodes between
 
 
+@checked
 def circuit_graph(
     edges: Sequence[tuple[str, str, float]], *, title: str | None = None, height: int | None = None
 ) -> go.Figure:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape
@@ -40,6 +41,7 @@ REGIONS: dict[str, list[tuple[str, float, float, float, float]]] = {
 }
 
 
+@checked
 def mechanism_scatter(
     rows: Sequence[Row],
     *,
@@ -58,8 +60,6 @@ def mechanism_scatter(
     Raises:
         ConfigError: Another `x`, or a row without its entries.
     """
-    if x not in REGIONS:
-        raise ConfigError(f"x is {x!r}; expected one of {', '.join(map(repr, REGIONS))}")
     _check(rows)
     fig = theme.figure(title=escape(title) if title else None, height=520)
     for name, x0, x1, y0, y1 in REGIONS[x]:
@@ -83,6 +83,7 @@ def mechanism_scatter(
     return fig.update_layout(legend_itemsizing="constant")
 
 
+@checked
 def attribution_bars(
     rows: Sequence[Row], *, title: str | None = "Where the answer is restored"
 ) -> go.Figure:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import pandas as pd
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
 
@@ -39,6 +40,7 @@ class Section:
     items: Sequence[Item] = field(default_factory=tuple)
 
 
+@checked
 def report_page(
     title: str,
     sections: Sequence[Section | tuple[str, Sequence[Item]]],

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, MissingDependencyError, unknown
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
 from hooked_ssm.plots.screenshot import screenshot
@@ -17,6 +18,7 @@ from hooked_ssm.plots.tensors import Number
 EXTENSIONS = (".html", ".png", ".svg")
 
 
+@checked
 def save(
     figure: go.Figure | HtmlFigure,
     path: str | Path,

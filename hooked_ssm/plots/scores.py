@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape, listing
@@ -14,6 +15,7 @@ from hooked_ssm.plots.labels import escape, listing
 COLUMNS = ("layer", "unit", "index", "score", "error", "chance")
 
 
+@checked
 def score_bars(
     frame: pd.DataFrame,
     *,
@@ -76,6 +78,7 @@ def score_bars(
     return fig.update_yaxes(title_text="score", zeroline=True)
 
 
+@checked
 def loss_by_position(
     curves: Mapping[str, pd.DataFrame], *, title: str | None = "Loss at each position"
 ) -> go.Figure:

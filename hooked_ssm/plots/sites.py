@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError, unknown
 from hooked_ssm.plots.heatmap import labelled_heatmap
 from hooked_ssm.plots.labels import escape, listing
@@ -14,6 +15,7 @@ from hooked_ssm.plots.tensors import Limits
 COLUMNS = ("corrupt", "restore", "site", "layer", "direction", "attribution")
 
 
+@checked
 def site_restoration(
     frame: pd.DataFrame,
     corrupt: str | None = None,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape
@@ -18,6 +19,7 @@ from hooked_ssm.plots.training import DASHES
 POSITIONS = ("key", "query", "value")
 
 
+@checked
 def accuracy_by_width(frame: pd.DataFrame, *, title: str | None = "Accuracy by width") -> go.Figure:
     """Draw accuracy over d_model, a line per architecture; dashes tell numbers of layers apart.
 
@@ -42,6 +44,7 @@ def accuracy_by_width(frame: pd.DataFrame, *, title: str | None = "Accuracy by w
     return _accuracy_axis(fig, frame["chance"])
 
 
+@checked
 def accuracy_by_variant(
     frame: pd.DataFrame, *, title: str | None = "Accuracy by variant"
 ) -> go.Figure:
@@ -64,6 +67,7 @@ def accuracy_by_variant(
     return _accuracy_axis(fig, frame["chance"])
 
 
+@checked
 def attribution_boxes(
     frame: pd.DataFrame, *, title: str | None = "Where the answer is restored"
 ) -> go.Figure:
@@ -99,6 +103,7 @@ def attribution_boxes(
     return fig.update_yaxes(title_text="attribution", range=[-0.5, 1.5])
 
 
+@checked
 def dev_against_test(
     frame: pd.DataFrame, *, title: str | None = "Pairs asked in training against others"
 ) -> go.Figure:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
 from hooked_ssm.plots.labels import escape
@@ -16,6 +17,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS_UP_TO = 40  # points of a curve that get a marker each
 
 
+@checked
 def accuracy_curve(
     histories: Mapping[str, pd.DataFrame],
     chance: Number | None = None,
@@ -47,6 +49,7 @@ def accuracy_curve(
     return fig
 
 
+@checked
 def loss_curve(
     histories: Mapping[str, pd.DataFrame], *, title: str | None = "Loss over training"
 ) -> go.Figure:

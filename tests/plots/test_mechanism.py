@@ -102,7 +102,7 @@ def test_rows_must_be_whole(plot):
 
 
 def test_scatter_refuses_another_axis(as_shipped):
-    with pytest.raises(ConfigError, match="'query', 'key\\+query'"):
+    with pytest.raises(ConfigError, match="unknown x 'key'; did you mean 'query'"):
         mechanism_scatter(ROWS, x="key")
 
 
