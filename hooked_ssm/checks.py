@@ -236,6 +236,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
 
 
+def shown_indices(indices: Tensor) -> str:
+    """Return a tensor of indices as messages show it: its shape, and from where to where."""
+    if not indices.numel():
+        return shown(indices)
+    low, high = (end.item() for end in indices.aminmax())
+    return f"{shown(indices)}, from {low} to {high}"
+
+
 ANYTHING = Rule("anything", lambda value: True)
 _PLAIN: dict[Any, Rule] = {
     int: Rule("an integer", is_integer),
@@ -286,6 +294,7 @@ def _narrowed(rule: Rule, own: list[Rule]) -> Rule:
         allowed=own[-1].allowed,
         choices=own[-1].choices or rule.choices,
         fits=lambda value: rule.fits(value) and all(more.fits(value) for more in own),
+        remedy=lambda value: own[-1].remedy(value) or rule.remedy(value),
     )
 
 
@@ -348,7 +357,14 @@ def _mapping(key: Rule, entry: Rule) -> Rule:
             key.fits(name) and entry.fits(one) for name, one in value.items()
         )
 
-    return Rule(f"a mapping from {key.allowed} to {entry.allowed}", fits, axes=entry.axes)
+    def remedy(value: Any) -> str:
+        if not isinstance(value, Mapping):
+            return ""
+        wrong = next((name for name, one in value.items() if not entry.fits(one)), None)
+        return "" if wrong is None else f"Look at {wrong!r}: {entry.remedy(value[wrong])}"
+
+    words = f"a mapping from {key.allowed} to {entry.allowed}"
+    return Rule(words, fits, axes=entry.axes, remedy=remedy)
 
 
 def _kind(tensor: Tensor) -> str:
@@ -376,7 +392,8 @@ def _tensor(annotation: Any) -> Rule:
 
     def remedy(value: Any) -> str:
         if not isinstance(value, Tensor):
-            return "Pass a tensor"
+            inside = getattr(value, "tokens", None)
+            return "Pass batch.tokens" if isinstance(inside, Tensor) else "Pass a tensor"
         if not rest and value.ndim == len(axes) - 1 and axes[:1] == ("batch",):
             return "One document needs its batch axis: tokens[None]"
         return "Token ids and positions are whole: .long()" if kinds == {"integers"} else ""

@@ -58,8 +58,10 @@ def evaluation_batch(
     """Return the documents to evaluate on, given or drawn, on the model's device.
 
     Raises:
-        TaskError: The batch is empty, or lacks a position that the task names.
+        TaskError: The batch is empty, or lacks a position that the task names; or the model's
+            vocabulary lacks tokens of the task.
     """
+    check_vocabulary(model, task)
     if batch is None:
         batch = task.sample(n, split, generator=generator)
     missing = [name for name in task.position_names if name not in batch.positions]
@@ -70,6 +72,20 @@ def evaluation_batch(
             "task.sample(n, generator=generator)"
         )
     return batch.trim().to(model.embed.weight.device)
+
+
+def check_vocabulary(model: HookedModel, task: Task) -> None:
+    """Refuse a task whose documents hold tokens that the model does not know.
+
+    Raises:
+        TaskError: The task's d_vocab is larger than the model's.
+    """
+    if task.d_vocab > model.cfg.d_vocab:
+        raise TaskError(
+            f"the task needs d_vocab={task.d_vocab}, but the model's is {model.cfg.d_vocab}; pass "
+            "the task that the model was trained on, or build the model with "
+            f"d_vocab={task.d_vocab}"
+        )
 
 
 @checked
@@ -90,6 +106,7 @@ def as_documents(
     if given is None:
         given = induction_task(model)
     if isinstance(given, Task):
+        check_vocabulary(model, given)
         given = given.sample(n, "test", generator=generator)
     device = model.embed.weight.device
     if isinstance(given, TaskBatch):

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_ssm.checks import shown_indices
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.model import HookedModel
@@ -196,6 +197,6 @@ def read_positions(
     if read_at.shape != (batch,) or not bool(((read_at >= 0) & (read_at < length)).all()):
         raise ShapeError(
             f"read_at must be one index in 0..{length - 1} for each of the {batch} documents; got "
-            f"shape {tuple(read_at.shape)}"
+            f"{shown_indices(read_at)}"
         )
     return read_at.to(tokens.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -11,13 +11,26 @@ from torch import Tensor
 
 from hooked_ssm.analysis.exchange import head_axis
 from hooked_ssm.analysis.sites import Site, find_sites, site_spec
-from hooked_ssm.checks import Indices
+from hooked_ssm.checks import Indices, Rule, shown_indices
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
 
 Direction = Literal["denoise", "noise"]
-Positions = Sequence[int] | Mapping[str, Int[Tensor, " batch"]] | Literal["all"] | None
+Listed = Annotated[
+    Sequence[int],
+    Rule(  # A tensor could be a list of positions as well as one position per document.
+        "a list of integers",
+        lambda value: not isinstance(value, Tensor),
+        remedy=lambda value: (
+            'Got a tensor [batch]; give {"query_item_orig": tensor} for one position per document, '
+            "or a list of ints for the same positions in all"
+            if isinstance(value, Tensor)
+            else ""
+        ),
+    ),
+]
+Positions = Listed | Mapping[str, Int[Tensor, " batch"]] | Literal["all"] | None
 Heads = Indices | Literal["all"] | None
 
 
@@ -79,7 +92,11 @@ def _plan(model: HookedModel, word: str, layers: Sequence[int] | None, heads: He
 
 
 def make_columns(positions: Positions, tokens: Tensor) -> dict[str | int, Tensor]:
-    """What is swept along the sequence, by label. [batch] or, for "all", [batch, pos]"""
+    """What is swept along the sequence, by label. [batch] or, for "all", [batch, pos]
+
+    Raises:
+        ShapeError: A position outside, or none at all.
+    """
     batch, length = tokens.shape
     columns: dict[str | int, Tensor]
     if isinstance(positions, Mapping):
@@ -87,7 +104,7 @@ def make_columns(positions: Positions, tokens: Tensor) -> dict[str | int, Tensor
             if at.shape != (batch,) or not bool(((at >= 0) & (at < length)).all()):
                 raise ShapeError(
                     f"positions[{name!r}] must hold one index in 0..{length - 1} for each of the "
-                    f"{batch} documents; got shape {list(at.shape)}"
+                    f"{batch} documents; got {shown_indices(at)}"
                 )
         columns = {name: at.to(tokens.device) for name, at in positions.items()}
     elif isinstance(positions, str):

@@ -58,8 +58,9 @@ TABLE = [
     (SWEEPS, PAIR, {
         "sites": ["resid_pre", [], ["resid_pry"], [3], None],
         "layers": [1, [], [99], [-3], [0.5], ["0"], [True], [0, 99]],
-        "positions": [[1.5], [], 3, [99], "al", ["a"], {}, {"key": [1]}, {"key": ANSWERS[:2]},
-                      {"key": torch.tensor([0, 1, 99])}, {"key": ANSWERS.double()}],
+        "positions": [ANSWERS, torch.tensor(3), [1.5], [], 3, [99], "al", ["a"], {}, {"key": [1]},
+                      {"key": ANSWERS[:2]}, {"key": torch.tensor([0, 1, 99])},
+                      {"key": ANSWERS.double()}],
         "heads": [[], [2], [-1], [0.5], 1, "al"],
         "direction": ["denoize", None, 1],
     }),
@@ -187,6 +188,38 @@ def test_refused_before_anything_runs(function, given, name, value):
     assert len(str(caught.value)) > 20
     late = name in ("early", "late") or torch.is_tensor(value)  # which the run itself looks at
     assert late or not runs, f"{name}={value!r} was refused after the model had run"
+
+
+@pytest.mark.parametrize("analyse", PATCHING[:3])
+def test_a_tensor_of_positions_is_one_per_document_or_a_list_but_says_not_which(analyse):
+    for at in (ANSWERS, ANSWERS[:2], torch.arange(10)):
+        with pytest.raises(ShapeError, match=r'tensor \[batch\]; give {"query_item_orig"'):
+            analyse(**PAIR, positions=at)
+    named = analyse(**PAIR, positions={"query_item_orig": ANSWERS})
+    assert named.positions == ["query_item_orig"]
+    assert analyse(**PAIR, positions=ANSWERS.tolist()).positions == [1, 2, 3]
+
+
+@pytest.mark.parametrize("analyse", PATCHING)
+def test_messages_say_what_to_pass_instead(analyse):
+    for wrong, message in (
+        ({"clean": BATCH}, "clean=a TaskBatch.*Pass batch.tokens"),
+        ({"corrupted": BATCH}, "Pass batch.tokens"),
+        ({"read_at": 3}, r"read_at=3; allowed: integers \[batch\]"),
+        ({"read_at": ANSWERS + 97}, r"in 0..9 .*got int64 \[3\], from 98 to 100"),
+        ({"positions": {"foo": 3}}, "positions={'foo': 3}.*Look at 'foo': Pass a tensor"),
+        ({"positions": {"foo": ANSWERS - 2}}, r"positions\['foo'\].*from -1 to 1"),
+    ):
+        if "positions" not in wrong or analyse is not analysis.edge_attribution:
+            with pytest.raises(ShapeError, match=message):
+                analyse(**{**PAIR, **wrong})
+
+
+@pytest.mark.parametrize("analyse", [*ON_TASKS, analysis.induction_scores])
+def test_a_task_with_a_larger_vocabulary_is_refused_as_in_training(analyse):
+    task = AssociativeRecall(num_kv=64, num_pairs=2)
+    with pytest.raises(TaskError, match=rf"needs d_vocab=67, but the model's is {D_VOCAB}"):
+        analyse(MODEL, task, n=4)
 
 
 @pytest.mark.parametrize("analyse", PATCHING)
