@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
+from hooked_ssm.analysis.contrast import warn_of_weak_contrast
 from hooked_ssm.analysis.engine import check_pair
 from hooked_ssm.analysis.exchange import Hook
 from hooked_ssm.analysis.metrics import (
@@ -89,6 +90,7 @@ def attribution_patching(
         )
         names = [name for plan in plans for site in plan.sites for name in runs.names(site)]
         runs.go(names, metrics, steps)
+        warn_of_weak_contrast(list(metrics), runs.base_values, runs.source_values, direction)
         found = {
             plan.word: SiteValues(
                 values=_site_values(runs, plan, columns, len(metrics)),

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_ssm.analysis.contrast import warn_of_weak_contrast
 from hooked_ssm.analysis.engine import Cell, Interchange, check_pair
 from hooked_ssm.analysis.metrics import (
     MetricFunction,
@@ -55,7 +56,7 @@ def activation_patching(
     """Patch every layer, position (and head) of every site; exactly one forward per cell's numbers.
 
     Ctrl-C ends the sweep and returns what was measured so far; the other cells are NaN, and
-    `interrupted` is True.
+    `interrupted` is True. A warning is logged where clean and corrupted hardly differ in a metric.
 
     Args:
         model: Any `HookedModel`; run in eval mode, and left in its own.
@@ -65,9 +66,9 @@ def activation_patching(
         sites: Words or roles as in `find_site`: "resid_pre", "mixer_out", "mlp_out", "conv",
             "carry", "state", "pattern", "q", ... A layer that lacks one is passed over.
         layers: Which layers; all if None.
-        positions: None: every position of the sequence. Indices: those. A mapping from names to
-            one position per document, such as a `TaskBatch`'s `positions`: those. "all": patch
-            all positions at once.
+        positions: None: every position of the sequence. A list of indices: those, the same in
+            all documents. A mapping from names to one position per document, such as a
+            `TaskBatch`'s `positions`: those. "all": patch all positions at once.
         heads: None: the whole activation. Indices, or "all": head by head, at sites with heads.
         direction: "denoise" or "noise".
         read_at: The position of each document where logits are read; the last if None. [batch]
@@ -97,6 +98,7 @@ def activation_patching(
             measure_run(metrics, logits, run)
             for logits, run in ((engine.base_logits, "base"), (engine.source_logits, "source"))
         ]
+        warn_of_weak_contrast(list(metrics), before[0], before[1], direction)
         cells = [
             Cell(site, at, head)
             for plan in plans

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformer_lens.patching import PatchingResult
 
+from hooked_ssm.analysis.contrast import contrast_words
 from hooked_ssm.analysis.metrics import normalised_recovery
 from hooked_ssm.errors import HookNameError, unknown
 from hooked_ssm.html_table import largest, titled_table
@@ -149,9 +150,11 @@ class ActivationPatching:
                     panels[f"{site} head {head}"] = rows[:, :, i]
         heads = next((f.heads for f in self.sites.values() if f.heads), None)
         labels = heads if by_head and heads else self.positions
-        name = self.metrics[self._metric(metric)]
+        which = self._metric(metric)
+        name = self.metrics[which]
+        means = contrast_words(self.base[which], self.source[which], self.direction)
         words = {"recovery": f"recovery of {name}", "effect": f"change of {name}", "value": name}
-        named = {"value_name": words[show], "title": f"{name}, {show}"}
+        named = {"value_name": words[show], "title": f"{name}, {show} ({means})"}
         named["x_title"] = "head" if by_head else "position"
         fig = patching_heatmap(
             panels, tokens, layers=[str(layer) for layer in layers], **{**named, **kwargs}

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_ssm.analysis.contrast import contrast_words, warn_of_weak_contrast
 from hooked_ssm.analysis.engine import check_pair
 from hooked_ssm.analysis.exchange import Rows, make_exchange
 from hooked_ssm.analysis.graph import Edge, Node, all_edges, check_edge, writes_after_mixing
@@ -75,7 +76,8 @@ class PathPatching:
         rows = []
         for which, metric in enumerate(self.metrics):
             effect = self.effect(metric)
-            error = effect.std(-1) / effect.shape[-1] ** 0.5
+            n = effect.shape[-1]  # one document has no error
+            error = effect.std(-1) / n**0.5 if n > 1 else effect.mean(-1) * torch.nan
             share = normalised_recovery(self.values[which], self.base[which], self.source[which])
             for i, edge in enumerate(self.edges):
                 for j, position in enumerate(self.positions):
@@ -105,7 +107,9 @@ class PathPatching:
 
         if show not in ("recovery", "effect"):
             raise ConfigError(unknown("show", show, ("recovery", "effect")))
-        name = self.metrics[self._metric(metric)]
+        which = self._metric(metric)
+        name = self.metrics[which]
+        means = contrast_words(self.base[which], self.source[which], self.direction)
         frame = self.frame[self.frame["metric"] == name]
         senders, receivers = (list(dict.fromkeys(frame[side])) for side in ("sender", "receiver"))
         table = frame.pivot_table(index="sender", columns="receiver", values=show, aggfunc="sum")
@@ -115,7 +119,7 @@ class PathPatching:
             table.reindex(index=senders, columns=receivers).to_numpy(),
             rows=senders,
             cols=receivers,
-            **{"title": f"{name}, {show} by path", **given, **kwargs},
+            **{"title": f"{name}, {show} by path ({means})", **given, **kwargs},
         )
 
     def _repr_html_(self) -> str:
@@ -176,6 +180,7 @@ def path_patching(
         paths = _Paths(model, base, source, read_at, attention_mask, max_batch)
         start = measure_run(metrics, paths.base.logits, "base")
         goal = measure_run(metrics, paths.source.logits, "source")
+        warn_of_weak_contrast(list(metrics), start, goal, direction)
         rows = list(columns.values())
         values = paths.values(chosen, rows, metrics, progress)
     finally:
