@@ -142,7 +142,8 @@ def mechanistic_evaluation(
         layers: Which layers; all if None.
         corruptions: Positions whose token is replaced; all that the task can corrupt if None.
         positions: Named positions where an activation is put back.
-        directions: "restore" into the corrupted run, "corrupt" the original run, or both.
+        directions: "restore" into the corrupted run ("denoise" in `activation_patching`),
+            "corrupt" the original run ("noise" there), or both.
         max_batch: Most documents in one forward.
         progress: Show a progress bar.
 

@@ -14,6 +14,13 @@ from hooked_ssm.plots.tensors import Limits
 
 COLUMNS = ("corrupt", "restore", "site", "layer", "direction", "attribution")
 
+TITLES = {
+    "restore": "Corrupted: {corrupt}; one activation restored",
+    "corrupt": "Original; one activation corrupted: {corrupt}",
+}
+DONE = {"corrupt": "corrupted"}
+"""What was done, and what to one activation, by a mechanistic evaluation's direction."""
+
 
 @checked
 def site_restoration(
@@ -25,7 +32,7 @@ def site_restoration(
     title: str | None = None,
     range: Limits | None = (-1.0, 1.0),
 ) -> go.Figure:
-    """Draw attribution by (layer, site), down, and restored position, across, for one corruption.
+    """Draw attribution by (layer, site), down, and patched position, across, for one corruption.
 
     Args:
         frame: Tidy rows of a mechanistic evaluation, with columns corrupt, restore, site, layer,
@@ -52,15 +59,17 @@ def site_restoration(
     numeric = [c for c in ("attribution", "original", "corrupted", "restored") if c in rows]
     cells = rows.groupby(["layer", "site", "restore"], sort=False)[numeric].mean()
     table = {c: cells[c].unstack("restore").reindex(keys)[positions].to_numpy() for c in numeric}
+    corrupt, direction = rows["corrupt"].iloc[0], rows["direction"].iloc[0]
     if title is None:
-        corrupt, direction = rows["corrupt"].iloc[0], rows["direction"].iloc[0]
-        title = f"Corrupted: {corrupt} (direction: {direction})"
+        title = TITLES.get(direction, "Corrupted: {corrupt}; {direction}").format(
+            corrupt=corrupt, direction=direction
+        )
     return labelled_heatmap(
         table["attribution"],
         [escape(f"L{layer} {site}") for layer, site in keys],
         [escape(p) for p in positions],
         title=title,
-        titles=("layer and site", "restored position", "attribution"),
+        titles=("layer and site", f"{DONE.get(direction, 'restored')} position", "attribution"),
         limits=range,
         hover=_probabilities(table) if "restored" in table else None,
     )

@@ -132,7 +132,7 @@ def test_sites_by_positions():
     assert trace.z[1][1] == wanted["attribution"].item()
     assert (trace.zmin, trace.zmid, trace.zmax) == (-1, 0, 1)
     assert trace.customdata[0][0] == "original 0.900, corrupted 0.100, restored 0.500"
-    assert fig.layout.title.text == "Corrupted: target_item_orig (direction: necessity)"
+    assert fig.layout.title.text == "Corrupted: target_item_orig; necessity"
 
 
 def test_sites_default_to_the_first_and_average_runs():
@@ -140,9 +140,22 @@ def test_sites_default_to_the_first_and_average_runs():
     twice = pd.concat([frame, frame.assign(attribution=frame["attribution"] + 1)])
     fig = site_restoration(twice, sites=["mixer_out"])
     once = site_restoration(frame, "query_item_orig", sites=["mixer_out"])
-    assert fig.layout.title.text == "Corrupted: query_item_orig (direction: sufficiency)"
+    assert fig.layout.title.text == "Corrupted: query_item_orig; sufficiency"
     assert np.allclose(fig.data[0].z, np.asarray(once.data[0].z) + 0.5)
     assert fig.data[0].y == ("L0 mixer_out", "L1 mixer_out")
+
+
+@pytest.mark.parametrize(
+    ("direction", "title", "done"),
+    [
+        ("restore", "Corrupted: query_item_orig; one activation restored", "restored"),
+        ("corrupt", "Original; one activation corrupted: query_item_orig", "corrupted"),
+    ],
+)
+def test_sites_say_what_was_done(direction, title, done):
+    fig = site_restoration(_frame().assign(direction=direction))
+    assert fig.layout.title.text == title
+    assert fig.layout.xaxis.title.text == f"{done} position"
 
 
 def test_sites_missing_cells_are_gaps():
