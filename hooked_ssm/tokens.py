@@ -114,6 +114,8 @@ def as_tensor(what: str, value: Any, device: torch.device) -> Tensor:
     """
     if isinstance(value, Tensor):
         return value
+    if isinstance(getattr(value, "tokens", None), Tensor):
+        raise ShapeError(f"{what}: got a {type(value).__name__}; pass its tokens: batch.tokens")
     try:
         return torch.as_tensor(value, device=device)
     except (TypeError, ValueError, RuntimeError) as error:

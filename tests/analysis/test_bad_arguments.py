@@ -215,6 +215,12 @@ def test_messages_say_what_to_pass_instead(analyse):
                 analyse(**{**PAIR, **wrong})
 
 
+def test_a_model_runs_tokens_and_no_batch():
+    for run in (MODEL, MODEL.run_with_cache):
+        with pytest.raises(ShapeError, match="got a TaskBatch; pass its tokens: batch.tokens"):
+            run(BATCH)
+
+
 @pytest.mark.parametrize("analyse", [*ON_TASKS, analysis.induction_scores])
 def test_a_task_with_a_larger_vocabulary_is_refused_as_in_training(analyse):
     task = AssociativeRecall(num_kv=64, num_pairs=2)
