@@ -97,13 +97,18 @@ class HookedCache(ActivationCache):
         hooks = {} if self.model is None else self.model.hook_dict
         names = self._spellings(key)
         wanted = next((name for name in names if name in hooks), names[0])
-        close = near(wanted, self.cache_dict)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        heavy = wanted in hooks and hooks[wanted].spec.heavy
-        why = " It is heavy, so it is cached only when names_filter names it." if heavy else ""
+        if wanted in hooks:
+            heavy = hooks[wanted].spec.heavy
+            why = (
+                "it is heavy, so it is cached only when named" if heavy else "it was not asked for"
+            )
+            reason = f": {why} (names_filter)."
+        else:
+            close = near(wanted, self.cache_dict)
+            reason = f"; did you mean {close[0]!r}?" if close else ";"
         return (
-            f"no {wanted!r} in this cache{hint}{why} "
-            f"It holds {len(self.cache_dict)} activations: cache.keys()"
+            f"no {wanted!r} in this cache{reason} It holds {len(self.cache_dict)} activations: "
+            "cache.keys()"
         )
 
     def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput | slice) -> HookedCache:

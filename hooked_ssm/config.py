@@ -167,15 +167,28 @@ class ModelConfig:
             for layer in layers:
                 if "mixer" not in layer:
                     raise ConfigError(f"mixers: {layer!r} names no mixer: add {{'mixer': ...}}")
+            named = [layer["mixer"] for layer in layers]
+            meant = [layer["mixer"] for layer in self._stack(len(layers))]
+            if self.architecture and named != meant:
+                raise ConfigError(
+                    f"architecture={self.architecture!r} has the layers {meant}, but mixers lists "
+                    f"{named}; give one of the two (with_: architecture=None)"
+                )
         else:
             if self.n_layers is None:
                 raise ConfigError(
                     "n_layers=None; allowed: an integer >= 1, unless mixers are given"
                 )
-            find_mixer(str(self.architecture))
-            stack = STACKS.get(str(self.architecture), ({"mixer": self.architecture},))
-            layers = [dict(stack[i % len(stack)]) for i in range(self.n_layers)]
+            layers = self._stack(self.n_layers)
         return self._with_options(layers)
+
+    def _stack(self, n_layers: int) -> list[dict[str, Any]]:
+        """The layers of the architecture; none if there is none."""
+        if not self.architecture:
+            return []
+        find_mixer(str(self.architecture))
+        stack = STACKS.get(str(self.architecture), ({"mixer": self.architecture},))
+        return [dict(stack[i % len(stack)]) for i in range(n_layers)]
 
     def _with_options(self, layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name, value in self.options.items():

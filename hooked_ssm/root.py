@@ -114,12 +114,25 @@ class HookRoot(HookedRootModule, ABC):
         if not is_integer(layer) or not -n_layers <= layer < n_layers:
             raise HookNameError(f"layer {layer!r} does not exist: allowed 0..{n_layers - 1}")
         prefix = f"blocks.{layer % n_layers}"
-        for direct in (f"{prefix}.hook_{role}", f"{prefix}.mlp.hook_{role}"):
+        for direct in (*spellings(f"{prefix}.hook_{role}"), f"{prefix}.mlp.hook_{role}"):
             if direct in self.hook_dict:
                 return direct
         mixer = self.blocks[layer].mixer
-        own = isinstance(getattr(mixer, f"hook_{role}", None), nn.Module)
-        return f"{prefix}.mixer.{f'hook_{role}' if own else mixer.hook_for(role)}"
+        if isinstance(getattr(mixer, f"hook_{role}", None), nn.Module):
+            return f"{prefix}.mixer.hook_{role}"
+        try:
+            return f"{prefix}.mixer.{mixer.hook_for(role)}"
+        except HookNameError as error:
+            around = [
+                name.removeprefix(f"{prefix}.hook_")
+                for name in self.hook_dict
+                if name.startswith(f"{prefix}.hook_")
+            ]
+            close = near(str(role), [*around, *mixer.roles()])
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise HookNameError(
+                f"layer {layer}: {error}; around every mixer: {', '.join(around)}{hint}"
+            ) from None
 
     def hook_specs(self) -> dict[str, HookSpec]:
         """Return the spec of every hook name, in execution order; `.{t}` stands for a position."""

@@ -186,3 +186,21 @@ def test_keys_of_a_cache_that_are_none_are_refused(model, ids, key):
     with pytest.raises(HookNameError, match="a key is a hook's name, or"):
         cache[key]
     assert key not in cache
+
+
+@pytest.mark.parametrize(
+    ("role", "near"), [("resid_prr", "resid_pre"), ("stat", "state"), ("mixer_ou", "mixer_out")]
+)
+def test_a_misspelt_role_names_the_near_one_and_what_stands_around_mixers(role, near):
+    with pytest.raises(HookNameError, match=rf"resid_pre.*mixer_out.*did you mean '{near}'"):
+        tiny("mamba").hook_name(0, role)
+    assert tiny("mamba").hook_name(0, "attn_out") == "blocks.0.hook_mixer_out"
+
+
+def test_a_cache_says_why_an_activation_is_not_in_it():
+    model = tiny("mamba")
+    _, cache = model.run_with_cache(tokens(), names_filter="hook_embed")
+    with pytest.raises(KeyError, match=r"hook_resid_pre' in this cache: it was not asked for"):
+        cache["resid_pre", 0]
+    with pytest.raises(KeyError, match=r"hook_ssm_state' in this cache: it is heavy"):
+        cache[model.hook_name(0, "state")]

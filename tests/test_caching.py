@@ -185,7 +185,7 @@ def test_near_names_are_offered():
 def test_a_missing_activation_says_why():
     model = tiny("mamba")
     _, cache = model.run_with_cache(tokens())
-    with pytest.raises(HookNameError, match="heavy, so it is cached only when names_filter names"):
+    with pytest.raises(HookNameError, match="heavy, so it is cached only when named"):
         cache["ssm_state", 0]
     with pytest.raises(HookNameError, match="did you mean"):
         cache["blocks.0.hook_resid_prey"]

@@ -129,3 +129,12 @@ def test_a_mixer_of_ones_own():
     finally:
         MIXERS.pop("mine", None)
     assert issubclass(Mine, Mixer)
+
+
+def test_an_architecture_and_other_mixers_contradict_each_other():
+    sizes = {"d_model": 8, "d_vocab": 5, "n_ctx": 8}
+    with pytest.raises(ConfigError, match="give one of the two"):
+        ModelConfig(architecture="mamba", mixers=["attention"], **sizes)
+    cfg = ModelConfig(architecture="based", n_layers=2, **sizes)
+    assert ModelConfig.from_dict(cfg.to_dict()) == cfg.with_(seed=cfg.seed) == cfg
+    assert cfg.with_(architecture=None, mixers=["attention"], n_layers=None).n_layers == 1

@@ -178,10 +178,13 @@ class Mixer(nn.Module, ABC):
         found = [spec.name for spec in self.specs.values() if role in spec.roles]
         if found:
             return found[0]
-        have = sorted({r for spec in self.specs.values() for r in spec.roles})
         why = self.absent_roles.get(role)
         raise HookNameError(
             f"{type(self).__name__} has no {role}"
             + (f": {why}." if why else ".")
-            + f" Its roles: {', '.join(have)}"
+            + f" Its roles: {', '.join(self.roles())}"
         )
+
+    def roles(self) -> list[str]:
+        """Return the roles that this mixer's hook points have."""
+        return sorted({role for spec in self.specs.values() for role in spec.roles})

@@ -18,6 +18,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_points import SpecHookPoint, cut_points, edited
 from hooked_ssm.mixers.base import Mixer
 from hooked_ssm.ops.linear_scan import linear_scan
@@ -39,6 +40,20 @@ class Recurrence(ABC):
 
     given_decay: Tensor | None = None
     given_write: Tensor | None = None
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse a field that would hide a method, which fails only when that is called.
+
+        Raises:
+            ConfigError: A field has the name of a method.
+        """
+        super().__init_subclass__(**kwargs)
+        for name in vars(cls).get("__annotations__", {}):
+            if callable(getattr(Recurrence, name, None)):
+                raise ConfigError(
+                    f"{cls.__name__}: the field {name!r} hides the method of that name; call it "
+                    f"'{name}s' or another name"
+                )
 
     def part(self: R, first: int, stop: int) -> R:
         """Return the recurrence on positions [first, stop)."""
