@@ -161,6 +161,7 @@ def spec(
     heavy: bool | None = None,
     per_position: bool = False,
     numbers: Numbers | None = None,
+    reach: Reach | None = None,
 ) -> HookSpec:
     """Return the spec of a hook point from the vocabulary.
 
@@ -172,6 +173,7 @@ def spec(
         heavy: Overrides the word's weight where a mixer has the thing at hand anyway.
         per_position: One hook point per position, made when asked for.
         numbers: Overrides the word's, where a mixer's are wider or narrower.
+        reach: Overrides the word's, such as "later" for queries that a convolution spreads.
 
     Raises:
         KeyError: The name is not in the vocabulary and no word was given.
@@ -183,7 +185,7 @@ def spec(
         tuple(axes.split()),
         roles,
         word.meaning,
-        word.reach,
+        reach or word.reach,
         weight,
         per_position,
         numbers or word.numbers,

@@ -204,7 +204,9 @@ class GradientRuns:
             return node
 
         with self.model.hooks(fwd_hooks=[*hooks, *((name, keep) for name in names)]):
-            values = measure(metrics, self._logits(self.base))
+            logits = self._logits(self.base)
+            # one by one: in a stack, one with a gradient would lend it to one without
+            values = [measure({name: f}, logits)[0] for name, f in metrics.items()]
         found: dict[str, list[Tensor]] = {name: [] for name in names}
         for which, (metric, value) in enumerate(zip(metrics, values, strict=True)):
             if not value.requires_grad:

@@ -34,6 +34,7 @@ from hooked_ssm.analysis.metrics import (
     normalised_recovery,
 )
 from hooked_ssm.analysis.resume import read_positions
+from hooked_ssm.analysis.standing import refuse_standing_edits
 from hooked_ssm.checks import AttentionMask, Count, Rule, checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.html_table import titled_table
@@ -192,6 +193,7 @@ class EdgeAttribution:
             size = max(size + 1, int(size * 1.25))
 
     def _measured(self, kept: Tensor) -> Circuit:
+        refuse_standing_edits(self._run.model, "measuring a circuit")
         logits = self._run.logits(dict(zip(self.edges, kept, strict=True)))
         patched = measure(self._metric, logits)[0]
         share = normalised_recovery(patched, self.corrupted, self.clean).item()
@@ -229,10 +231,12 @@ def edge_attribution(
     Raises:
         ShapeError: Inputs do not fit each other; before anything runs.
         ConfigError: Train mode, a metric without a gradient, or steps < 1.
+        HookUnavailableError: A hook of the user's own is attached to the model.
     """
     check_pair(clean, corrupted, attention_mask)
     if model.training:
         raise ConfigError("edge_attribution: the model is in train mode; model.eval() first")
+    refuse_standing_edits(model, "edge_attribution")
     named = dict(list(named_metrics(metric, len(clean), model.cfg.d_vocab).items())[:1])
     edges = all_edges(model, heads=heads)
     read_at = read_positions(clean, read_at)

@@ -22,6 +22,7 @@ from torch import Tensor
 from hooked_ssm.analysis.exchange import Exchange, Rows, make_exchange
 from hooked_ssm.analysis.resume import STARTS, Resumable
 from hooked_ssm.analysis.sites import Site, site_spec
+from hooked_ssm.analysis.standing import standing_edits
 from hooked_ssm.block import AFTER_MIXING
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.model import HookedModel
@@ -86,11 +87,14 @@ class Interchange:
         if self.read_at.ndim != 1:
             raise ShapeError(f"read_at is one position per document, got {list(read_at.shape)}")
         mask = None if attention_mask is None else attention_mask.bool()
-        self._base = Resumable(model, base, self.read_at, mask)
-        self._source = Resumable(model, source, self.read_at, mask)
+        # A user's own hook may mix documents or count positions: it sees all, in their order.
+        self._whole = bool(standing_edits(model))
+        self._base = Resumable(model, base, self.read_at, mask, self._whole)
+        self._source = Resumable(model, source, self.read_at, mask, self._whole)
         self.base_logits: Float[Tensor, "batch d_vocab"] = self._base.logits
         self.source_logits: Float[Tensor, "batch d_vocab"] = self._source.logits
-        self._resumes = self._base.pays() if resume is None else resume
+        pays = not self._whole and self._base.pays()
+        self._resumes = pays if resume is None else resume
 
     def _inside(self, positions: Tensor) -> Tensor:
         batch, length = self._shape
@@ -148,7 +152,8 @@ class Interchange:
             some = rows.part(first, stop)
             start = self._start(site, some)
             emitter.add(some, self._base.go_on(
-                site.layer, start, some.document, exchange.hooks(some, start)
+                site.layer, start, some.document, exchange.hooks(some, start),
+                self._whole or self._of_patterns(site),
             ))  # fmt: skip
             complete = sum(count <= stop for count in counts)
             for low, high, logits in emitter.take(done, complete):
@@ -168,6 +173,7 @@ class Interchange:
         read = self.read_at[:, None]
         counts = at == read if self._acts_alone(site) else at <= read
         counts &= exchange.differs(at.clamp(max=self._base.length - 1), head)
+        counts |= self._whole  # no document is left out of a forward
         beyond = self._shape[1]
         first = at.masked_fill(~counts, beyond).amin(-1)  # beyond: nothing to run
         key = torch.where(first < beyond, first, at.amin(-1)).amin(-1)
@@ -179,11 +185,14 @@ class Interchange:
         return Rows(cell, document, positions, heads), order.tolist()
 
     def _parts(self, site: Site, rows: int) -> list[tuple[int, int]]:
-        """Split the rows into forwards of about equal size."""
+        """Split the rows into forwards of about equal size, or of one cell each."""
+        if self._whole:
+            batch = self._shape[0]
+            return [(first, first + batch) for first in range(0, rows, batch)]
         parts = math.ceil(rows / self.max_batch)
         if self._can_resume(site):
             numbers = rows * self._base.length * self.model.cfg.d_model
-            parts = max(parts, min(STARTS, numbers // ENOUGH))
+            parts = max(parts, min(STARTS, rows, numbers // ENOUGH))
         edges = [rows * i // parts for i in range(parts + 1)] if parts else [0]
         return list(zip(edges[:-1], edges[1:], strict=True))
 
@@ -193,8 +202,11 @@ class Interchange:
         return int(rows.at.min()) // self._base.stride * self._base.stride
 
     def _can_resume(self, site: Site) -> bool:
-        """A pattern is one of all positions: it has no part that starts later."""
-        return self._resumes and "key_pos" not in site_spec(self.model, site).axes
+        """A pattern is one of all positions: it has no part that starts later, or ends sooner."""
+        return self._resumes and not self._of_patterns(site)
+
+    def _of_patterns(self, site: Site) -> bool:
+        return "key_pos" in site_spec(self.model, site).axes
 
     def _acts_alone(self, site: Site) -> bool:
         """Whether a position of the site acts on no other position's logits."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from hooked_ssm.analysis.ablation import zero
 from hooked_ssm.analysis.metrics import check_ids
 from hooked_ssm.analysis.resume import read_positions
+from hooked_ssm.analysis.standing import refuse_standing_edits
 from hooked_ssm.cache import HookedCache
 from hooked_ssm.checks import AttentionMask, checked
 from hooked_ssm.errors import HookNameError
@@ -85,10 +86,12 @@ def logit_attribution(
     Raises:
         ShapeError: Answers or positions do not fit the documents.
         HookNameError: No mixer has the site to split at.
+        HookUnavailableError: A hook of the user's own is attached to the model.
     """
     for name, ids in (("answers", answers), ("wrong", wrong)):
         if ids is not None:
             check_ids(ids, name, model.cfg.d_vocab)
+    refuse_standing_edits(model, "logit_attribution")
     read_at = read_positions(tokens, read_at)
     splits = _splits(model, split)
     outs = [n for n in model.hook_dict if n.endswith(("_mixer_out", "hook_mlp_out"))]
@@ -128,6 +131,7 @@ def logit_lens(
 
     Each goes through the final norm on its own; the last entry is the model's output.
     """
+    refuse_standing_edits(model, "logit_attribution")
     read_at = read_positions(tokens, read_at)
     names = [n for n in model.hook_dict if n.endswith("hook_resid_pre")]
     names.append(f"blocks.{len(model.blocks) - 1}.hook_resid_post")

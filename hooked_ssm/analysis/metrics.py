@@ -98,7 +98,10 @@ def kl(reference: Float[Tensor, "batch d_vocab"]) -> Metric:
     def divergence(logits: Tensor) -> Tensor:
         ours = torch.log_softmax(_wide(logits), dim=-1)
         ref = log_reference.to(logits.device)
-        return (ref.exp() * (ref - ours)).sum(-1)
+        terms = ref.exp() * (
+            ref - ours
+        )  # 0 where the reference has no probability, as in the limit
+        return terms.where(ref > -torch.inf, terms.new_zeros(())).sum(-1)
 
     return Metric("kl", len(reference), divergence, reference.shape[1])
 
@@ -109,7 +112,9 @@ def rank(answers: Int[Tensor, " batch"]) -> Metric:
     answers = _ids(answers, "answers")
 
     def higher(logits: Tensor) -> Tensor:
-        return (logits > _pick(logits, answers)[:, None]).sum(-1).to(logits.dtype)
+        own = _pick(logits, answers)
+        above = (logits > own[:, None]).sum(-1).to(own.dtype)
+        return above.where(~logits.isnan().any(-1), own.new_tensor(float("nan")))
 
     return Metric("rank", len(answers), higher, _d_vocab(answers))
 
@@ -171,14 +176,16 @@ def named_metrics(
 def measure(
     metrics: Mapping[str, MetricFunction], logits: Float[Tensor, "batch d_vocab"]
 ) -> Float[Tensor, "metric batch"]:
-    """Evaluate the metrics on one batch of logits.
+    """Evaluate the metrics on one batch of logits, in float32 or, where those are, float64.
+
+    Each is given logits of its own, so that none sees what another does to them.
 
     Raises:
         ShapeError: A metric does not return one number per document.
     """
     rows: list[Tensor] = []
     for name, function in metrics.items():
-        value = function(logits)
+        value = function(_wide(logits).clone())
         if not isinstance(value, Tensor):
             raise ShapeError(
                 f"metric {name!r} returned a {type(value).__name__}, want a tensor with one number "
@@ -189,7 +196,7 @@ def measure(
                 f"metric {name!r} returned shape {list(value.shape)}, want one number for each of "
                 f"the {len(logits)} documents: [{len(logits)}]"
             )
-        rows.append(value.to(logits.dtype))
+        rows.append(value.to(_wide(logits).dtype))
     return torch.stack(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -99,9 +100,10 @@ class ActivationPatching:
         for (which, metric), site in itertools.product(enumerate(self.metrics), self.sites):
             result, found = self.result(site, metric), self.sites[site]
             cells = result.index_df.rename(columns={"pos": "position"})
+            many = len(self.base[which]) > 1  # one document has no standard error
             columns: dict[str, Any] = {
                 "value": result.mean(),
-                "stderr": result.stderr(),
+                "stderr": result.stderr() if many else torch.full_like(result.mean(), math.nan),
                 "effect": result.effect().mean(-1),
                 "recovery": self.recovery(site, metric),
             }

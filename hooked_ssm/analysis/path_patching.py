@@ -33,6 +33,7 @@ from hooked_ssm.analysis.metrics import (
 )
 from hooked_ssm.analysis.resume import Resumable, read_positions
 from hooked_ssm.analysis.sites import find_site, site_spec
+from hooked_ssm.analysis.standing import refuse_standing_edits
 from hooked_ssm.analysis.sweep import Direction, Positions, make_columns
 from hooked_ssm.checks import AttentionMask, Count, checked
 from hooked_ssm.errors import ConfigError, HookNameError, unknown
@@ -164,8 +165,10 @@ def path_patching(
     Raises:
         ConfigError: An edge that cannot be: its receiver does not come later; or no metric.
         ShapeError, HookNameError: As in `activation_patching`, before anything runs.
+        HookUnavailableError: A hook of the user's own is attached to the model.
     """
     check_pair(clean, corrupted, attention_mask)
+    refuse_standing_edits(model, "path_patching")
     metrics = named_metrics(metric, len(clean), model.cfg.d_vocab)
     columns = make_columns(positions, clean)
     given = None if edges is None else [check_edge(model, Edge(*pair)) for pair in edges]  # type: ignore[arg-type]
@@ -249,10 +252,12 @@ class _Paths:
         head = torch.full_like(documents, sender.head or 0) if by_head else None
         found = []
         for at in columns:
-            kept = at.view(batch, -1).clamp(max=length - 1)
+            at = at.view(batch, -1)
+            run = at < length  # what lies behind all that is read is not run, and changes nothing
+            kept = torch.where(run, at, at.amin(1, keepdim=True)).clamp(max=length - 1)
             rows = Rows(documents, documents, kept, head)
             patched = self.base.activations(sender.layer, [out], exchange.hooks(rows, 0))[out]
-            found.append(patched - plain)
+            found.append(torch.where(run.any(1)[:, None, None], patched - plain, 0.0))
         return found
 
     def _through(self, receiver: Node, change: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class Resumable:
         tokens: The documents. [batch, pos]
         read_at: The position of each document where logits are read. [batch]
         mask: False at padding. [batch, pos]
+        whole: Run all positions, also those behind the last one that is read.
 
     Attributes:
         entering: The residual stream that enters each layer. layer -> [batch, pos, d_model]
@@ -55,9 +56,10 @@ class Resumable:
         tokens: Int[Tensor, "batch pos"],
         read_at: Int[Tensor, " batch"],
         mask: Bool[Tensor, "batch pos"] | None = None,
+        whole: bool = False,
     ):
         self.model, self.read_at = model, read_at
-        self.length = int(read_at.max()) + 1
+        self.length = tokens.shape[1] if whole else int(read_at.max()) + 1
         self._mask = None if mask is None else mask[:, : self.length]
         self._pasts: dict[int, list[Carried]] = {}
         self._leaving: Tensor | None = None
@@ -109,7 +111,12 @@ class Resumable:
         return self._leaving[documents]
 
     def go_on(
-        self, layer: int, start: int, documents: Int[Tensor, " row"], hooks: list
+        self,
+        layer: int,
+        start: int,
+        documents: Int[Tensor, " row"],
+        hooks: list,
+        whole: bool = False,
     ) -> Float[Tensor, "row d_vocab"]:
         """Run some documents from a layer and a position on, with hooks.
 
@@ -118,9 +125,10 @@ class Resumable:
             start: The first position to run: 0, or a multiple of `stride`.
             documents: Which documents; one may stand in several rows.
             hooks: Of the layers run; positions of what they see count from `start`.
+            whole: Run to the end, not only to the last position that these rows read.
         """
         read = self.read_at[documents]
-        stop = int(read.max()) + 1
+        stop = self.length if whole else int(read.max()) + 1
         segment = self.segment(start, stop, documents)
         past = _no_past if start == 0 else self._past_of(start, documents)
         resid = self.entering[layer][documents, start:stop]

@@ -100,7 +100,7 @@ class DeltaRuleMixer(Mixer):
         )
         decay = spec("hook_ssm_decay", "batch pos head", "decay", heavy=False)
         return (
-            spec("hook_q", key),
+            spec("hook_q", key, reach="later" if self.options.d_conv else None),
             spec("hook_k", key),
             spec("hook_v", value),
             *(conv if self.options.d_conv else ()),

@@ -51,7 +51,12 @@ def test_sweeps_leave_caches_hooks_and_weights_as_they_were() -> None:
     before = {name: value.clone() for name, value in cache.items()}
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     fired: list[str] = []
-    model.add_hook("hook_embed", lambda x, hook: fired.append("mine"))
+
+    def look(x: torch.Tensor, hook: object) -> None:
+        fired.append("mine")
+
+    look.only_reads = True
+    model.add_hook("hook_embed", look)
     for analysis in (activation_patching, attribution_patching, path_patching, edge_attribution):
         analysis(model, clean, corrupted, difference())
         hooks = [hook for hook in model.hook_points() if hook.has_hooks()]

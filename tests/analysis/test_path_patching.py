@@ -150,7 +150,12 @@ def test_impossible_edges_are_refused_before_anything_runs(edge: tuple, text: st
     model = tiny("based")
     clean, corrupted = pair()
     fired: list[str] = []
-    model.add_hook("hook_embed", lambda x, hook: fired.append(hook.name))
+
+    def look(x: torch.Tensor, hook: object) -> None:
+        fired.append("embedding")
+
+    look.only_reads = True
+    model.add_hook("hook_embed", look)
     with pytest.raises((ConfigError, HookNameError), match=text):
         path_patching(model, clean, corrupted, difference(), edges=[edge])
     assert fired == []

@@ -76,7 +76,7 @@ def running(op: Op, inputs: dict[str, Tensor], impl: str, wanted: Any) -> Callab
 def test_on_the_triton_path_states_exist_only_where_asked_for(name, monkeypatch):
     for module in ("matrix_state_triton", "selective_scan.triton", "diagonal_ssm.triton"):
         monkeypatch.setattr(f"hooked_ssm.ops.{module}.launch", lambda *args, **constants: None)
-    monkeypatch.setattr("hooked_ssm.ops.delta_rule._require_finite", lambda *args: None)
+    monkeypatch.setattr("hooked_ssm.ops.delta_rule.require_finite", lambda *args: None)
     op, length = OPS[name], 4096
     inputs, state = on_meta(name, length, OF_A_MODEL[name])
     given = max(x.numel() for x in inputs.values())
