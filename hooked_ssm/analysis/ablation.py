@@ -3,7 +3,8 @@
     model.run_with_hooks(tokens, fwd_hooks=[(model.hook_name(1, "carry", 7), ablation.zero())])
 
 Each factory returns a hook for any site of any architecture: where the positions and the heads are
-is read off the hook point's declared axes, never guessed.
+is read off the hook point's declared axes, never guessed. Positions count within the tokens of a
+call: while decoding in steps, from the first token of each.
 """
 
 from __future__ import annotations

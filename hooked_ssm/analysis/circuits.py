@@ -11,6 +11,7 @@ Source: Syed et al. 2023 (EAP), Hanna et al. 2024 (EAP-IG); positions: Sharma et
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from hooked_ssm.analysis.attribution import GradientRuns
 from hooked_ssm.analysis.circuit_run import CircuitRun, pruned
+from hooked_ssm.analysis.contrast import warn_of_weak_contrast
 from hooked_ssm.analysis.engine import check_pair
 from hooked_ssm.analysis.graph import Edge, Node, all_edges
 from hooked_ssm.analysis.metrics import (
@@ -134,7 +136,8 @@ class EdgeAttribution:
     def frame(self) -> pd.DataFrame:
         """One row per edge, positions summed, largest first: sender, receiver, score, stderr."""
         summed = self.values.sum(1)
-        error = summed.std(-1) / summed.shape[-1] ** 0.5
+        documents = summed.shape[-1]  # one has no standard error
+        error = summed.std(-1) / documents**0.5 if documents > 1 else summed[:, 0] * math.nan
         frame = pd.DataFrame({
             "sender": [str(edge.sender) for edge in self.edges],
             "receiver": [str(edge.receiver) for edge in self.edges],
@@ -244,6 +247,7 @@ def edge_attribution(
         mask = None if attention_mask is None else attention_mask.clone()
         runs = GradientRuns(model, clean.clone(), corrupted.clone(), read_at.clone(), mask)
         values = _scores(runs, edges, named, steps)
+    warn_of_weak_contrast(list(named), runs.base_values, runs.source_values, "noise")
     with torch.no_grad():
         run = CircuitRun(model, clean, corrupted, edges, read_at, attention_mask)
     return EdgeAttribution(edges, values, runs.base_values[0], runs.source_values[0], run, named)

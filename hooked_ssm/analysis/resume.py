@@ -201,10 +201,10 @@ def read_positions(
     """
     batch, length = tokens.shape
     if read_at is None:
-        return torch.full_like(tokens[:, 0], length - 1)
+        return torch.full_like(tokens[:, 0], length - 1, dtype=torch.long)
     if read_at.shape != (batch,) or not bool(((read_at >= 0) & (read_at < length)).all()):
         raise ShapeError(
             f"read_at must be one index in 0..{length - 1} for each of the {batch} documents; got "
             f"{shown_indices(read_at)}"
         )
-    return read_at.to(tokens.device)
+    return read_at.to(tokens.device).long()

@@ -140,6 +140,23 @@ def test_one_document_has_no_standard_error(find):
     assert "resid_pre" in swept._repr_html_()
 
 
+def test_edges_of_one_document_and_of_documents_that_hardly_differ(caplog):
+    clean, corrupted = pair(1)
+    found = edge_attribution(tiny("based"), clean, corrupted, answer(1))
+    assert found.frame["stderr"].isna().all() and found.frame["score"].notna().all()
+    assert not caplog.records
+    edge_attribution(tiny("based"), clean, clean, answer(1))
+    assert "hardly changes metric 'log_probability'" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
+def test_token_ids_of_any_kind(dtype):
+    clean, corrupted = (x.to(dtype) for x in pair())
+    swept = activation_patching(tiny("mamba"), clean, corrupted, answer(), sites=["resid_pre"])
+    wide = activation_patching(tiny("mamba"), *pair(), answer(), sites=["resid_pre"])
+    assert torch.equal(swept.sites["resid_pre"].values, wide.sites["resid_pre"].values)
+
+
 def test_fewer_rows_than_parts(monkeypatch):
     monkeypatch.setattr(engine, "ENOUGH", 1)
     cfg = ModelConfig(architecture="mamba", d_model=16, d_vocab=13, n_layers=1, n_ctx=64)
