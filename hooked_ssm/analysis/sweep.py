@@ -115,7 +115,8 @@ def make_columns(positions: Positions, tokens: Tensor) -> dict[str | int, Tensor
         wanted = range(length) if positions is None else [int(t) for t in positions]
         if not all(-length <= t < length for t in wanted):
             raise ShapeError(f"positions={list(wanted)}; allowed: 0..{length - 1}, or from the end")
-        columns = {t % length: torch.full_like(tokens[:, 0], t % length) for t in wanted}
+        where = tokens[:, 0].long()
+        columns = {t % length: torch.full_like(where, t % length) for t in wanted}
     if not columns:
         raise ShapeError("positions is empty; leave it None to sweep every position")
     return columns
