@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformer_lens.patching import PatchingResult
 
 from hooked_ssm.analysis.contrast import contrast_words
@@ -138,6 +139,8 @@ class ActivationPatching:
         if show not in ("recovery", "effect", "value"):
             raise HookNameError(unknown("show", show, ("recovery", "effect", "value")))
         layers = sorted({layer for found in self.sites.values() for layer in found.layers})
+        # grouped queries: sites differ in how many heads they have, and share one axis
+        heads = max((f.heads or [] for f in self.sites.values()), key=len)
         panels, by_head = {}, False
         for site, found in self.sites.items():
             shown = self._shown(site, metric, show)
@@ -146,12 +149,12 @@ class ActivationPatching:
             if found.heads is None:
                 panels[site] = rows
             elif len(self.positions) == 1:
-                panels[site], by_head = rows[:, 0], True
+                missing = (0, len(heads) - len(found.heads))
+                panels[site], by_head = pad(rows[:, 0], missing, value=torch.nan), True
             else:
                 for i, head in enumerate(found.heads):
                     panels[f"{site} head {head}"] = rows[:, :, i]
-        heads = next((f.heads for f in self.sites.values() if f.heads), None)
-        labels = heads if by_head and heads else self.positions
+        labels = heads if by_head else self.positions
         which = self._metric(metric)
         name = self.metrics[which]
         means = contrast_words(self.base[which], self.source[which], self.direction)

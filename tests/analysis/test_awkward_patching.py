@@ -157,6 +157,18 @@ def test_token_ids_of_any_kind(dtype):
     assert torch.equal(swept.sites["resid_pre"].values, wide.sites["resid_pre"].values)
 
 
+def test_a_heatmap_of_grouped_queries():
+    cfg = ModelConfig(
+        mixers=[{"mixer": "attention", "n_heads": 4, "n_kv_heads": 2, "d_head": 4}],
+        d_model=16, d_vocab=13, n_ctx=16,
+    )  # fmt: skip
+    swept = activation_patching(
+        HookedModel(cfg).eval(), *pair(), answer(), sites=["q", "k"], heads="all", positions="all"
+    )
+    queries, keys = (trace for trace in swept.heatmap().data if trace.type == "heatmap")
+    assert list(queries.x) == list(keys.x) == ["0", "1", "2", "3"]
+
+
 def test_fewer_rows_than_parts(monkeypatch):
     monkeypatch.setattr(engine, "ENOUGH", 1)
     cfg = ModelConfig(architecture="mamba", d_model=16, d_vocab=13, n_layers=1, n_ctx=64)
