@@ -167,6 +167,7 @@ class ModelConfig:
             for layer in layers:
                 if "mixer" not in layer:
                     raise ConfigError(f"mixers: {layer!r} names no mixer: add {{'mixer': ...}}")
+                find_mixer(layer["mixer"])
             named = [layer["mixer"] for layer in layers]
             meant = [layer["mixer"] for layer in self._stack(len(layers))]
             if self.architecture and named != meant:
