@@ -2,8 +2,8 @@
 
 What transformer-lens' HookedRootModule does, with these differences: aliases resolve, unknown
 names and filters that match nothing raise, per-position hook points are made when asked for,
-heavy activations are cached only when named, slices cut the declared position axis, and cached
-values are copies.
+heavy activations are cached only when named, slices cut the declared position axis, and nothing
+else lies in the memory of cached values.
 """
 
 from __future__ import annotations

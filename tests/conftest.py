@@ -77,3 +77,18 @@ def seeded():
 def as_shipped(monkeypatch):
     """Turn the run-time type checks off, as for a user: wrong input meets our own errors."""
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+
+
+@pytest.fixture
+def model():
+    """A small Mamba, for what is refused whatever the model."""
+    from hooked_ssm import HookedModel, ModelConfig
+
+    cfg = ModelConfig(architecture="mamba", d_model=16, n_layers=2, d_vocab=11, n_ctx=16)
+    return HookedModel(cfg).eval()
+
+
+@pytest.fixture
+def ids():
+    """Documents for it. [batch, pos]"""
+    return torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))

@@ -5,24 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hooked_ssm import HookedModel, ModelConfig
 from hooked_ssm.errors import ConfigError, HookNameError, HookUnavailableError, ShapeError
 from tests.models import ONE_KIND, hook_names, tiny, tokens
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
 CARRY = "blocks.0.mixer.hook_ssm_carry"
-
-
-@pytest.fixture
-def model() -> HookedModel:
-    cfg = ModelConfig(architecture="mamba", d_model=16, n_layers=2, d_vocab=11, n_ctx=16)
-    return HookedModel(cfg).eval()
-
-
-@pytest.fixture
-def ids() -> torch.Tensor:
-    return torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
 def same(value, hook):

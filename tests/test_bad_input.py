@@ -12,17 +12,6 @@ from hooked_ssm.loss import next_token_loss
 pytestmark = pytest.mark.usefixtures("as_shipped")
 
 
-@pytest.fixture
-def model() -> HookedModel:
-    cfg = ModelConfig(architecture="mamba", d_model=16, n_layers=2, d_vocab=11, n_ctx=16)
-    return HookedModel(cfg).eval()
-
-
-@pytest.fixture
-def ids() -> torch.Tensor:
-    return torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
-
-
 def test_masks_hold_zeros_and_ones_only(model, ids):
     additive = torch.zeros(2, 8)
     additive[:, :3] = -1e9

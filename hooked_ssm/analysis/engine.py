@@ -6,7 +6,8 @@ position, from what the base run left there (`resume`). Documents in which a pat
 anything are not run at all: where both runs have the same activation, where the position lies
 behind the one that is read, and where a position no longer acts on others (in the last layer,
 once its mixer has mixed). Logits are computed only where they are read. All of this is exact:
-results equal one full forward per cell, to rounding.
+results equal one full forward per cell, to rounding. While a hook of the user's own is attached,
+which may mix documents or count positions, every cell runs all documents whole.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Interchange:
         attention_mask: False at padding, for both. [batch, pos]
         max_batch: Most documents in one forward.
         resume: Whether to start at the patched position where that is possible; None: where it
-            pays.
+            pays. Never while a user's own hook is attached.
 
     Attributes:
         base_logits, source_logits: Of the runs without patches, where read. [batch, d_vocab]
@@ -93,8 +94,8 @@ class Interchange:
         self._source = Resumable(model, source, self.read_at, mask, self._whole)
         self.base_logits: Float[Tensor, "batch d_vocab"] = self._base.logits
         self.source_logits: Float[Tensor, "batch d_vocab"] = self._source.logits
-        pays = not self._whole and self._base.pays()
-        self._resumes = pays if resume is None else resume
+        wanted = self._base.pays() if resume is None else resume
+        self._resumes = wanted and not self._whole
 
     def _inside(self, positions: Tensor) -> Tensor:
         batch, length = self._shape

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.notebooks.scripts import FOLDER, load
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 FIGURES = {"application/vnd.plotly.v1+json", "image/png"}
 LARGEST = 600_000  # bytes that a code host renders at once
 DRAWS = re.compile(r"\bplots\.\w+\(|\.(heatmap|plot|graph)\(|\bfigure\.")
-
-
-def load_execute() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def drawing_cells(notebook) -> list[str]:
@@ -56,7 +46,7 @@ def test_runs_and_draws(path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("PLOTLY_RENDERER", raising=False)
-    notebook = load_execute().execute(path)  # raises where a cell fails
+    notebook = load("execute").execute(path)  # raises where a cell fails
     assert drawing_cells(notebook), "a notebook shows at least one figure"
     assert cells_with_figures(notebook) == drawing_cells(notebook)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,12 +10,12 @@ import torch
 from hooked_ssm.plots import attention_heads, pattern
 from tests.browser import needs_browser
 from tests.devtools import Seen, open_page
+from tests.notebooks.scripts import FOLDER, load
 
 nbformat = pytest.importorskip("nbformat")
 pytest.importorskip("nbconvert")
 pytest.importorskip("choreographer")
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
 DRAWN = """(() => {
   const all = s => [...document.querySelectorAll(s)];
   return {
@@ -36,14 +33,6 @@ READY = """document.readyState == "complete"
   && document.querySelectorAll("canvas").length > 2"""
 
 
-def load_page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("page", FOLDER / "page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def output_cell(data: dict):
     cell = nbformat.v4.new_code_cell("a_figure")
     cell.outputs = [nbformat.v4.new_output("display_data", data=data)]
@@ -53,7 +42,7 @@ def output_cell(data: dict):
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory) -> Seen:
     """A committed notebook, with an interactive figure and an attention view as a reader has."""
-    module = load_page()
+    module = load("page")
     notebook = nbformat.read(FOLDER / "01_getting_started.ipynb", as_version=4)
     weights = torch.rand(2, 3, 3, generator=torch.Generator().manual_seed(0)).tril()
     tokens = ["<bos>", "</script>", "<!--"]
