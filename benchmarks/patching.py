@@ -5,19 +5,20 @@ First a 2-layer model of each architecture on associative recall, 64 documents, 
 x (resid_pre, mixer_out), against transformer-lens' `generic_activation_patch`. Then a Mamba of
 130M parameters' shape (24 layers, random weights, 64 tokens, batch 4), where the loop's cells are
 sampled and their mean time multiplied, since all of them would take hours; ours sweeps a quarter
-and three quarters up, whose mean cost is the sweep's, or with --full every layer. --resume shows
-what resuming at the patched position saves per architecture.
+and three quarters up, whose mean cost is the sweep's, or with --full every layer. Its memory is
+held against its budget: `max_batch` documents in one forward. --resume shows what resuming at the
+patched position saves per architecture.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
+from peak_memory import peak_mib
 from torch import Tensor
 from transformer_lens.patching import generic_activation_patch, layer_pos_patch_setter
 
@@ -31,6 +32,7 @@ from hooked_ssm.mixers import MIXERS
 from hooked_ssm.tasks import AssociativeRecall
 
 SITES = ("resid_pre", "mixer_out")
+MAX_BATCH = 64  # of the large model's sweep
 TASK = AssociativeRecall(num_kv=8192, num_pairs=16)
 
 
@@ -39,14 +41,6 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
-
-
-def peak_mib(*, reset: bool = False) -> float:
-    """Most memory the process has held since the last reset (Linux)."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 
 
 def loop(
@@ -80,9 +74,8 @@ def recall(name: str, documents: int) -> None:
         )
 
     ours()
-    peak_mib(reset=True)
     fast = min(seconds(ours) for _ in range(3))
-    held = peak_mib()
+    held = peak_mib(ours)
     slow = seconds(lambda: patched.update(loop(model, batch.tokens, corrupted, metric, read)))
     error = max((patched["result"].result(s).values - patched[s]).abs().max().item() for s in SITES)
     print(f"{name:16} {slow:8.2f} {fast:8.3f} {slow / fast:7.0f}x {error:9.1e} {held:7.0f} MiB")
@@ -124,19 +117,29 @@ def large(n_layers: int, d_model: int, d_vocab: int, sampled: int, full: bool) -
     metric = metrics.logit_difference(clean[:, 0], clean[:, 1])
     layers = list(range(n_layers)) if full else [n_layers // 4 - 1, 3 * n_layers // 4]
     total, share = n_layers * 128, n_layers / len(layers)
-    print(f"\nMamba, {n_layers} layers, d_model {d_model}, d_vocab {d_vocab}, 64 tokens, batch 4")
+    many = clean.repeat(MAX_BATCH // len(clean), 1)
+    model(many)
+    budget = peak_mib(lambda: model(many))
+    print(
+        f"\nMamba, {n_layers} layers, d_model {d_model}, d_vocab {d_vocab}, 64 tokens, batch 4; "
+        f"one forward of {MAX_BATCH} documents takes {budget:.0f} MiB"
+    )
     for what, corrupted in (("every token differs", fresh), ("token 8 differs", one)):
-        before, found = peak_mib(reset=True), {}
-        fast = share * seconds(lambda c=corrupted, f=found: f.update(r=activation_patching(
-            model, clean, c, metric, sites=SITES, layers=layers, max_batch=64
-        )))  # fmt: skip
-        held = peak_mib()
-        slow, error, most = sample_loop(model, clean, corrupted, metric, found["r"], sampled)
+        results: list[ActivationPatching] = []
+        sweep = partial(
+            activation_patching, model, clean, corrupted, metric, sites=SITES, layers=layers,
+            max_batch=MAX_BATCH,
+        )  # fmt: skip
+        times: list[float] = []
+        timed = partial(seconds, lambda run=sweep, to=results: to.append(run()))
+        held = peak_mib(lambda run=timed, to=times: to.append(run()))
+        fast = share * times[0]
+        slow, error, most = sample_loop(model, clean, corrupted, metric, results[0], sampled)
         print(
             f"{what:20} loop {slow * total:8.1f} s ({sampled} of {total} cells timed), ours "
             f"{fast:7.1f} s (layers {'all' if full else layers}), {slow * total / fast:5.1f}x, "
-            f"error {error:.1e} of effects up to {most:.1e}, peak {held:.0f} MiB (before: "
-            f"{before:.0f})"
+            f"error {error:.1e} of effects up to {most:.1e}, memory {held:.0f} MiB "
+            f"({'within' if held <= budget else 'OVER'} the budget)"
         )
 
 
@@ -171,7 +174,7 @@ def sample_loop(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--architectures", nargs="+", default=["attention", "based", "mamba"])
     parser.add_argument("--documents", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
