@@ -13,7 +13,7 @@ from hooked_ssm.sweeps.report import sweep_page, write_report
 from hooked_ssm.sweeps.run_folder import RunFolder
 from hooked_ssm.sweeps.spec import EvaluationConfig, RunSpec
 from hooked_ssm.sweeps.sweep import Failure, SweepOutcome, run_sweep
-from hooked_ssm.sweeps.table import best_over_lr, results_table
+from hooked_ssm.sweeps.table import best_over_lr, results_table, task_descriptions
 
 __all__ = [
     "EvaluationConfig",
@@ -29,5 +29,6 @@ __all__ = [
     "results_table",
     "run_sweep",
     "sweep_page",
+    "task_descriptions",
     "write_report",
 ]

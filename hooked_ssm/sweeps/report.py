@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.files import make_folder, new_file, write_text
-from hooked_ssm.sweeps.table import best_over_lr, results_table
+from hooked_ssm.sweeps.table import best_over_lr, results_table, task_descriptions
 
 ABOUT = """
 Each cell (architecture, variant, layers, d_model) is shown at the learning rate that is best on dev
@@ -18,8 +19,9 @@ documents, averaged over seeds; accuracies are those on test documents.
 
 Attribution is the share of the original answer's probability that comes back when one activation of
 the original document is restored at the input of the last block, the key in context being replaced.
-@ Value near 1 is induction; @ Key and @ Query summing to 1 is direct retrieval. Attributions of
-unsolved runs are noise.
+@ Value near 1 is induction; @ Key and @ Query summing to 1 is direct retrieval: early @ Query, late
+@ Key. Attributions of unsolved runs are noise. Where runs lie on one spot, the markers of later
+architectures are smaller, so that all show.
 """
 
 
@@ -37,7 +39,8 @@ def write_report(folder: Path | str, out: Path | str, command: str | None = None
     table = results_table(folder)
     make_folder(page.parent, "out")
     files = [page, page.with_suffix(".csv"), page.with_suffix(".parquet")]
-    write_text(page, sweep_page(table, title=f"Sweep {Path(folder).name}", command=command))
+    title, tasks = f"Sweep {Path(folder).name}", task_descriptions(folder)
+    write_text(page, sweep_page(table, tasks, title=title, command=command))
     with new_file(files[1]) as temporary:
         table.to_csv(temporary, index=False)
     with new_file(files[2]) as temporary:
@@ -45,14 +48,27 @@ def write_report(folder: Path | str, out: Path | str, command: str | None = None
     return files
 
 
-def sweep_page(table: pd.DataFrame, *, title: str = "Sweep", command: str | None = None) -> str:
-    """Return the report page of a table of runs, one that is unfinished too."""
+def sweep_page(
+    table: pd.DataFrame,
+    tasks: Mapping[str, str] | None = None,
+    *,
+    title: str = "Sweep",
+    command: str | None = None,
+) -> str:
+    """Return the report page of a table of runs, one that is unfinished too.
+
+    Args:
+        table: Of `results_table`.
+        tasks: What each task asks, of `task_descriptions`.
+        title, command: What heads the page.
+    """
     from hooked_ssm import plots  # plotly is imported only where something is drawn
 
     complete = table[table["state"] == "complete"]
     sections: list[Any] = [plots.Section("Runs", _overview(table))]
     for task, runs in complete.groupby("task", sort=False):
-        sections.append(plots.Section(f"Task {task}", _task(runs)))
+        about = [tasks[task]] if tasks and task in tasks else []
+        sections.append(plots.Section(f"Task {task}", [*about, *_task(runs)]))
     shown = [name for name in complete.columns if name not in ("state", "reason")]
     if len(complete):
         sections.append(plots.Section("All complete runs", [complete[shown]]))
@@ -77,14 +93,18 @@ def _task(runs: pd.DataFrame) -> list[Any]:
     plain = best[best["variant"] == ""]
     items: list[Any] = []
     if len(plain):
-        items += [_accuracies(plain), plots.accuracy_by_width(plain)]
+        items.append(_accuracies(plain))
+        if plain["d_model"].nunique() > 1:
+            items.append(plots.accuracy_by_width(plain))
     for architecture, some in best.groupby("architecture", sort=False):
         if some["variant"].nunique() > 1 or not len(plain):
             items.append(plots.accuracy_by_variant(some, title=f"{architecture}: variants"))
             items.append(_accuracies(some))
     deep = best[best["n_layers"] > 1]
     if len(deep):
-        items += [plots.mechanism_scatter(_rows(deep)), plots.attribution_boxes(deep)]
+        single = deep["architecture"].is_unique
+        bars = plots.attribution_bars(_rows(deep)) if single else plots.attribution_boxes(deep)
+        items += [plots.mechanism_scatter(_rows(deep)), bars]
     items.append(plots.dev_against_test(runs, title="Dev against test, every run"))
     return items
 

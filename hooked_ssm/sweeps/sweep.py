@@ -94,6 +94,7 @@ class _Sweep:
     busy: dict[str, float] = field(default_factory=dict)  # key -> when to try again
     crashes: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Failure] = field(default_factory=dict)
+    steps: dict[str, int] = field(default_factory=dict)  # key -> how far its training is
     complete: set[str] = field(default_factory=set)
     skipped: int = 0
 
@@ -102,6 +103,7 @@ class _Sweep:
         missing = [spec for spec in self.specs if not self._is_complete(spec)]
         self.skipped = len(self.specs) - len(missing)
         self.waiting.extend(missing)
+        self.steps = {spec.key: self._run(spec).steps_done() for spec in missing}
         total = sum(spec.train["steps"] for spec in self.specs)
         with tqdm(total=total, disable=not progress, unit="step", unit_scale=True) as bar:
             self._show(bar)
@@ -175,10 +177,10 @@ class _Sweep:
             return
         complete = [spec for spec in self.specs if self._is_complete(spec)]
         others = [spec for spec in self.executor.running if not self._is_complete(spec)]
-        done = sum(spec.train["steps"] for spec in complete)
-        done += sum(self._run(spec).steps_done() for spec in others)
+        self.steps |= {spec.key: self._run(spec).steps_done() for spec in others}
+        self.steps |= {spec.key: spec.train["steps"] for spec in complete}
         before = (bar.n, bar.desc, bar.postfix)
-        bar.n = done
+        bar.n = sum(self.steps.values())
         bar.set_description(f"{len(complete)}/{len(self.specs)} runs", refresh=False)
         bar.set_postfix({"running": len(others), "failed": len(self.failures)}, refresh=False)
         if (bar.n, bar.desc, bar.postfix) != before:

@@ -57,6 +57,20 @@ def results_table(folder: Path | str) -> pd.DataFrame:
     return frame.sort_values([*CELL, "lr", "seed", "run"], ignore_index=True)
 
 
+def task_descriptions(folder: Path | str) -> dict[str, str]:
+    """Return what each task of a sweep's folder looks like and asks: name -> words.
+
+    Raises:
+        CheckpointError: A run is damaged.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(Path(folder).glob("*/spec.json")):
+        spec = RunFolder(path.parent).spec()
+        if spec.task_name not in found:
+            found[spec.task_name] = spec.build_task().describe()
+    return found
+
+
 def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
     """Return the complete runs at the learning rate that is best in their cell, all seeds of it.
 

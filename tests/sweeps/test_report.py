@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -145,7 +147,8 @@ def test_the_report_is_one_offline_page_with_its_table_beside_it(folder, tmp_pat
     page = Page(page_file.read_text())
     assert page.external() == []
     text = " ".join(page.text)
-    for words in ("17 runs: 16 complete, 1 failed", "Task tiny", "nan </script>", "d=16"):
+    asked = parse_sweep(CONTENT)[0].build_task().describe()
+    for words in ("17 runs: 16 complete, 1 failed", "Task tiny", asked, "nan </script>", "d=16"):
         assert words in text
     assert page_file.read_text().count("Plotly.newPlot(") >= 5
     table = results_table(folder)
@@ -153,6 +156,20 @@ def test_the_report_is_one_offline_page_with_its_table_beside_it(folder, tmp_pat
     assert len(pd.read_csv(csv)) == len(table)
     with pytest.raises(ConfigError, match=r"ends in \.html"):
         write_report(folder, tmp_path / "report")
+
+
+def test_a_single_width_is_a_table_and_single_runs_are_bars(folder):
+    table = results_table(folder)
+    one = table[(table["d_model"] == 8) & (table["seed"] == 1) & (table["variant"] == "")]
+    assert kinds_drawn(one) == ["scatter", "bar", "scatter"]  # mechanisms, attributions, dev
+    assert kinds_drawn(table)[0] == "scatter" and "box" in kinds_drawn(table)
+
+
+def kinds_drawn(table) -> list[str]:
+    """Return the kind of the first trace of each figure on the page."""
+    scripts = " ".join(Page(sweep_page(table)).scripts)
+    figures = re.findall(r"Plotly\.newPlot\(\s*\"[\w-]+\",\s*(\[.*?\}\]),", scripts)
+    return [re.search(r'"type":\s*"(\w+)"', figure)[1] for figure in figures]
 
 
 def test_a_page_of_a_sweep_that_has_just_started(folder):
