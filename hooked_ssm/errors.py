@@ -58,9 +58,9 @@ def near(word: str, allowed: Iterable[str], limit: int = 3) -> list[str]:
     return difflib.get_close_matches(word, list(allowed), n=limit, cutoff=0.4)
 
 
-def unknown(kind: str, got: object, allowed: Iterable[str]) -> str:
+def unknown(kind: str, got: object, allowed: Iterable[object]) -> str:
     """Return the message for an unknown choice: what, got, the near ones, all allowed."""
-    allowed = list(allowed)
+    allowed = [str(choice) for choice in allowed]
     close = near(str(got), allowed)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {kind} {got!r}{hint or '.'} Allowed: {', '.join(map(str, allowed))}"
+    return f"unknown {kind} {got!r}{hint or '.'} Allowed: {', '.join(allowed)}"

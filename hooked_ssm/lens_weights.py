@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_ssm.checks import shown_indices
 from hooked_ssm.config import ModelConfig
+from hooked_ssm.errors import HookNameError, ShapeError
 from hooked_ssm.layers import Linear, Norm, TiedUnembed
 
 
@@ -42,8 +44,15 @@ class LensWeights(nn.Module):
 
         The final norm's weight is folded in, so that `ActivationCache.logit_attrs` of all parts of
         the residual stream adds up to the logit less what the norm's bias contributes.
+
+        Raises:
+            ShapeError: A token id outside the vocabulary.
         """
         ids = torch.as_tensor(self.to_single_token(tokens) if isinstance(tokens, str) else tokens)
+        if ids.is_floating_point() or not bool(((ids >= 0) & (ids < self.cfg.d_vocab)).all()):
+            raise ShapeError(
+                f"tokens {shown_indices(ids)}; allowed: token ids 0..{self.cfg.d_vocab - 1}"
+            )
         directions = self.W_U.T[ids.to(self.W_U.device)] * self.ln_final.weight
         return directions
 
@@ -56,7 +65,12 @@ class LensWeights(nn.Module):
             layer: The first layer that does not count.
             mlp_input: Whether that layer's mixer counts all the same.
             include_mlp_biases: Whether MLPs count too, besides mixers.
+
+        Raises:
+            HookNameError: There is no such layer.
         """
+        if not 0 <= layer <= len(self.blocks):
+            raise HookNameError(f"layer={layer}; allowed 0..{len(self.blocks)} (all layers)")
         total = self.W_U.new_zeros(self.cfg.d_model)
         for index, block in enumerate(self.blocks):
             mixer_counts = index < layer or (mlp_input and index == layer)

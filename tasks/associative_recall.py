@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hooked_ssm.checks import checked_as
 from hooked_ssm.errors import TaskError
 from hooked_ssm.shapes import PerDocument
 from hooked_ssm.tasks.base import (
@@ -159,6 +160,7 @@ class AssociativeRecall(Task):
     def single_query(self) -> AssociativeRecall:
         return replace(self, num_queries=1, layout="end")
 
+    @checked_as(TaskError)
     def eligible(
         self, keys: Int[Tensor, "batch pair"], values: Int[Tensor, "batch pair"], split: Split
     ) -> Bool[Tensor, "batch pair"]:
@@ -167,6 +169,7 @@ class AssociativeRecall(Task):
             return torch.ones_like(keys, dtype=torch.bool)
         return held_out(keys, values, self.holdout, self.seed) == (split == "test")
 
+    @checked_as(TaskError)
     def build(
         self,
         keys: Int[Tensor, "batch pair"],
@@ -178,7 +181,20 @@ class AssociativeRecall(Task):
         Args:
             keys, values: Token ids.
             query: Index of the queried pair.
+
+        Raises:
+            TaskError: A token that is no key or no value, or a query that is no pair's index.
         """
+        for name, given, allowed in (
+            ("keys", keys, self.keys),
+            ("values", values, self.values),
+            ("query", query, range(keys.shape[1])),
+        ):
+            low, high = (int(end) for end in given.aminmax())
+            if low not in allowed or high not in allowed:
+                raise TaskError(
+                    f"{name} from {low} to {high}; allowed {allowed.start}..{allowed.stop - 1}"
+                )
         slots = torch.arange(keys.shape[1], device=keys.device).expand_as(keys)
         asks = torch.zeros_like(keys, dtype=torch.bool)
         return self._assemble(keys, values, _Plan(slots, asks, asks, query[:, None]))

@@ -66,8 +66,15 @@ class TaskBatch:
         return self._map(lambda tensor: tensor[index])
 
     def to(self, device: torch.device | str) -> TaskBatch:
-        """Return the batch with every tensor on `device`."""
-        return self._map(lambda tensor: tensor.to(device))
+        """Return the batch with every tensor on `device`.
+
+        Raises:
+            TaskError: torch has no such device.
+        """
+        try:
+            return self._map(lambda tensor: tensor.to(device))
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise TaskError(f"the batch cannot go to device {device!r}: {error}") from error
 
     def trim(self) -> TaskBatch:
         """Return the batch without the columns that are padding in every document."""

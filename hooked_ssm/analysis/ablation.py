@@ -61,8 +61,10 @@ def mean(
 
     def averaged(x: Tensor, hook: HookPoint) -> Tensor:
         given, axes = x if reference is None else reference.to(x), _axes(hook, over)
-        found = given.mean(axes, keepdim=True)
-        if any(n not in (1, m) for n, m in zip(found.shape, x.shape, strict=True)):
+        found = given.mean(axes, keepdim=True) if given.ndim == x.ndim else given
+        if found.ndim != x.ndim or any(
+            n not in (1, m) for n, m in zip(found.shape, x.shape, strict=True)
+        ):
             raise ShapeError(
                 f"mean ablation at {hook.name}: the reference has shape {list(given.shape)}, the "
                 f"activation {list(x.shape)}; they may differ only along {list(over)}"
@@ -96,16 +98,16 @@ def resample(
         _need_batch(hook)
         batch = len(x)
         if reference is not None:
+            if reference.ndim != x.ndim or reference.shape[1:] != x.shape[1:] or not len(reference):
+                raise ShapeError(
+                    f"resample ablation at {hook.name}: the reference has shape "
+                    f"{list(reference.shape)}; allowed: at least one document of shape "
+                    f"{list(x.shape[1:])}, as those that run"
+                )
             drawn = torch.randint(
                 len(reference), (batch,), generator=generator, device=generator.device
             )
-            found = reference.to(x)[drawn.to(x.device)]
-            if found.shape != x.shape:
-                raise ShapeError(
-                    f"resample ablation at {hook.name}: the reference's documents have shape "
-                    f"{list(found.shape[1:])}, those that run {list(x.shape[1:])}"
-                )
-            return found
+            return reference.to(x)[drawn.to(x.device)]
         if batch < 2:
             raise ShapeError(
                 f"resample ablation at {hook.name}: one document has no other to draw from; run "

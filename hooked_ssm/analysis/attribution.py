@@ -73,8 +73,7 @@ def attribution_patching(
             also ConfigError for a model in train mode, a metric without a gradient, or steps < 1.
     """
     check_pair(clean, corrupted, attention_mask)
-    if model.training:
-        raise ConfigError("attribution_patching: the model is in train mode; model.eval() first")
+    need_gradients(model, "attribution_patching")
     metrics = named_metrics(metric, len(clean), model.cfg.d_vocab)
     columns = make_columns(positions, clean)
     plans = make_plans(model, sites, layers, heads)
@@ -104,6 +103,30 @@ def attribution_patching(
     return ActivationPatching(
         found, list(columns), list(metrics), torch.zeros_like(total), total, direction
     )
+
+
+def need_gradients(model: HookedModel, what: str) -> None:
+    """Refuse a model of which exact gradients cannot be had.
+
+    Raises:
+        ConfigError: It is in train mode, or its weights were made in inference mode.
+    """
+    if model.training:
+        raise ConfigError(f"{what}: the model is in train mode; model.eval() first")
+    refuse_inference_weights(model, what)
+
+
+def refuse_inference_weights(model: HookedModel, what: str) -> None:
+    """Refuse a model through which torch keeps no gradients.
+
+    Raises:
+        ConfigError: Its weights were made in inference mode.
+    """
+    if any(weight.is_inference() for weight in model.parameters()):
+        raise ConfigError(
+            f"{what}: the model's weights were made inside torch.inference_mode(), so torch keeps "
+            "no gradients through them; make or load the model outside of it"
+        )
 
 
 class GradientRuns:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_ssm.analysis.attribution import GradientRuns
+from hooked_ssm.analysis.attribution import GradientRuns, need_gradients
 from hooked_ssm.analysis.circuit_run import CircuitRun, pruned
 from hooked_ssm.analysis.contrast import warn_of_weak_contrast
 from hooked_ssm.analysis.engine import check_pair
@@ -237,8 +237,7 @@ def edge_attribution(
         HookUnavailableError: A hook of the user's own is attached to the model.
     """
     check_pair(clean, corrupted, attention_mask)
-    if model.training:
-        raise ConfigError("edge_attribution: the model is in train mode; model.eval() first")
+    need_gradients(model, "edge_attribution")
     refuse_standing_edits(model, "edge_attribution")
     named = dict(list(named_metrics(metric, len(clean), model.cfg.d_vocab).items())[:1])
     edges = all_edges(model, heads=heads)

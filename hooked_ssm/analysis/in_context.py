@@ -87,7 +87,10 @@ def in_context_learning_score(
 
 def _mean_at(losses: Tensor, where: int | slice) -> Tensor:
     span = where if isinstance(where, slice) else slice(where, where + 1)
-    chosen = losses[:, span]
+    try:
+        chosen = losses[:, span]
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{where} is no slice of positions: {error}") from error
     if chosen.shape[1] == 0 or (isinstance(where, int) and where < 0):
         raise ShapeError(
             f"{where} selects no position: a loss is defined at positions 0..{losses.shape[1] - 1}"

@@ -30,7 +30,7 @@ from hooked_ssm.analysis.documents import Documents, Given, as_documents, behavi
 from hooked_ssm.analysis.sites import chosen_layers
 from hooked_ssm.analysis.token_mixing import token_mixing
 from hooked_ssm.checks import Count, Indices, checked
-from hooked_ssm.errors import HookNameError
+from hooked_ssm.errors import ConfigError, HookNameError, unknown
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 from hooked_ssm.progress import tqdm
@@ -60,10 +60,18 @@ class DetectionScores:
     accuracy: float = float("nan")
 
     def best(self, layer: int | None = None, unit: str | None = None) -> pd.Series:
-        """Return the row with the highest score, of one layer and kind of unit if given."""
+        """Return the row with the highest score, of one layer and kind of unit if given.
+
+        Raises:
+            ConfigError: No row is of that layer, or of that kind of unit.
+        """
         rows = self.frame
-        rows = rows if layer is None else rows[rows["layer"] == layer]
-        rows = rows if unit is None else rows[rows["unit"] == unit]
+        for name, wanted in (("layer", layer), ("unit", unit)):
+            if wanted is None:
+                continue
+            if wanted not in rows[name].tolist():
+                raise ConfigError(unknown(name, wanted, rows[name].unique()))
+            rows = rows[rows[name] == wanted]
         return rows.loc[rows["score"].idxmax()]
 
     def plot(self, *, units: Sequence[str] = ("head", "group")) -> Any:

@@ -30,12 +30,14 @@ class Metric:
         documents: How many documents it is built for.
         function: Logits [batch d_vocab] -> [batch].
         d_vocab: The smallest vocabulary that has its answers.
+        exact: Whether no larger vocabulary fits either, as where distributions are compared.
     """
 
     name: str
     documents: int
     function: MetricFunction = field(repr=False)
     d_vocab: int = 1
+    exact: bool = False
 
     def __call__(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
         """Return the metric of each document.
@@ -48,7 +50,7 @@ class Metric:
                 f"metric {self.name!r} is built for {self.documents} documents: it takes logits "
                 f"[{self.documents}, d_vocab], got {list(logits.shape)}"
             )
-        _check_vocabulary(self.name, self.d_vocab, logits.shape[1])
+        _check_vocabulary(self, self.name, logits.shape[1])
         return self.function(logits)
 
 
@@ -103,7 +105,7 @@ def kl(reference: Float[Tensor, "batch d_vocab"]) -> Metric:
         )  # 0 where the reference has no probability, as in the limit
         return terms.where(ref > -torch.inf, terms.new_zeros(())).sum(-1)
 
-    return Metric("kl", len(reference), divergence, reference.shape[1])
+    return Metric("kl", len(reference), divergence, reference.shape[1], exact=True)
 
 
 @checked
@@ -169,7 +171,7 @@ def named_metrics(
                 f"metric {name!r} is built for {built_for} documents, but {documents} are run"
             )
         if d_vocab is not None:
-            _check_vocabulary(name, getattr(function, "d_vocab", 1), d_vocab)
+            _check_vocabulary(function, name, d_vocab)
     return named
 
 
@@ -223,7 +225,13 @@ def measure_run(
     return values
 
 
-def _check_vocabulary(name: str, needed: int, d_vocab: int) -> None:
+def _check_vocabulary(metric: MetricFunction, name: str, d_vocab: int) -> None:
+    needed = getattr(metric, "d_vocab", 1)
+    if getattr(metric, "exact", False) and needed != d_vocab:
+        raise ShapeError(
+            f"metric {name!r} compares with a distribution over {needed} tokens, but the model's "
+            f"vocabulary has {d_vocab}: build it from logits of this model"
+        )
     if needed > d_vocab:
         raise ShapeError(
             f"metric {name!r} has answers up to {needed - 1}, but the model's vocabulary {d_vocab} "

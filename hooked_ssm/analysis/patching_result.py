@@ -17,6 +17,7 @@ from transformer_lens.patching import PatchingResult
 
 from hooked_ssm.analysis.contrast import contrast_words
 from hooked_ssm.analysis.metrics import normalised_recovery
+from hooked_ssm.checks import checked
 from hooked_ssm.errors import HookNameError, unknown
 from hooked_ssm.html_table import largest, titled_table
 
@@ -118,6 +119,7 @@ class ActivationPatching:
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
 
+    @checked
     def heatmap(
         self,
         metric: str | None = None,

@@ -94,6 +94,7 @@ class PathPatching:
                     })  # fmt: skip
         return pd.DataFrame(rows)
 
+    @checked
     def heatmap(
         self, metric: str | None = None, *, show: str = "recovery", **kwargs: Any
     ) -> go.Figure:

@@ -31,6 +31,9 @@ from hooked_ssm.tasks.base import Split
 TARGETS = {"key": KEY, "value": VALUE, "answer": None}
 """What can be probed for: the token at a named position, or the answer."""
 
+NUMBERS = ("accuracy", "error", "control", "selectivity", "majority", "features", "documents")
+"""The frame's columns that say what came out."""
+
 Folds = Annotated[int, Rule("an integer >= 2", lambda value: value >= 2)]
 
 
@@ -48,7 +51,13 @@ class ProbeResults:
     frame: pd.DataFrame = field(repr=False)
 
     def table(self, target: str, column: str = "selectivity") -> pd.DataFrame:
-        """Return one column for one target: (layer, site) down, positions across."""
+        """Return one column for one target: (layer, site) down, positions across.
+
+        Raises:
+            ConfigError: Another target or column than the frame has.
+        """
+        if column not in NUMBERS:
+            raise ConfigError(unknown("column", column, NUMBERS))
         rows = self.frame[self.frame["target"] == target]
         if rows.empty:
             raise ConfigError(unknown("target", target, self.frame["target"].unique()))
@@ -112,7 +121,8 @@ def linear_probes(
         progress: Show a progress bar.
 
     Raises:
-        TaskError: An unknown position or target, or fewer documents than folds.
+        TaskError: An unknown position or target, too few documents for the folds, or documents
+            of which some fold has nothing to tell apart.
         HookNameError: A site that no layer has.
     """
     task = task.single_query()
@@ -195,6 +205,11 @@ class _Probe:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.model_selection import cross_val_score
 
+        if any(len(np.unique(labels[fitted])) < 2 for fitted, _ in self.folds.split(labels)):
+            raise TaskError(
+                f"in some fold all of the {len(labels)} documents to fit on have one and the same "
+                "label: there is nothing to tell apart; draw more documents, or other ones"
+            )
         with warnings.catch_warnings():
             # Shuffled labels need not converge: the accuracy counts, not the fit.
             warnings.simplefilter("ignore", ConvergenceWarning)

@@ -17,10 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_ssm.analysis.attribution import refuse_inference_weights
 from hooked_ssm.analysis.metrics import check_ids
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.analysis.value_path import affine_map, value_path
-from hooked_ssm.checks import AttentionMask, Count, checked
+from hooked_ssm.checks import AttentionMask, Count, Indices, checked
 from hooked_ssm.errors import ConfigError, HookNameError, ShapeError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.mixers import Mixer
@@ -109,11 +110,20 @@ class TokenMixing:
         moved = self.reduce("norm").abs().sum((0, 2, 3))
         return moved.argsort(descending=True)[:most].tolist()
 
-    def plot(self, document: int = 0, units: list[int] | None = None) -> Any:
-        """Return the plotly figure of one document's matrices, the strongest if not told which."""
+    @checked
+    def plot(self, document: int = 0, units: Indices | None = None) -> Any:
+        """Return the plotly figure of one document's matrices, the strongest if not told which.
+
+        Raises:
+            ShapeError: There is no such document, head or channel.
+        """
         from hooked_ssm import plots
 
-        units = self.strongest() if units is None else units
+        units = self.strongest() if units is None else list(units)
+        batch, count = self.matrix.shape[:2]
+        for what, given, size in (("document", [document], batch), (self.unit, units, count)):
+            if not all(-size <= i < size for i in given):
+                raise ShapeError(f"{what}s {given}: there are {size}; allowed 0..{size - 1}")
         return plots.pattern(
             self.matrix[document, units],
             self.labels if document == 0 else None,
@@ -281,6 +291,7 @@ def _gradient(
             f"token {tuple(token.shape)} must be one id for each of the {len(tokens)} documents"
         )
     check_ids(token, "token", model.cfg.d_vocab)
+    refuse_inference_weights(model, "reduce('logit')")
     at = read_positions(tokens, at)
     leaves: list[Tensor] = []
 
@@ -288,13 +299,14 @@ def _gradient(
         leaves.append(activation.detach().requires_grad_(True))
         return leaves[0].clone()
 
-    with torch.enable_grad():
+    # A caller's inference mode would leave no gradients.
+    with torch.inference_mode(False), torch.enable_grad():
         logits = model.run_with_hooks(
-            tokens,
+            tokens.clone(),
             fwd_hooks=[(name, cut)],
-            attention_mask=mask,
-            logit_positions=at[:, None],
+            attention_mask=None if mask is None else mask.clone(),
+            logit_positions=at[:, None].clone(),
         )
-        logit = logits[:, 0].gather(-1, token.to(tokens.device)[:, None]).sum()
+        logit = logits[:, 0].gather(-1, token.clone().to(tokens.device)[:, None]).sum()
         (gradient,) = torch.autograd.grad(logit, leaves)
     return gradient

@@ -102,7 +102,7 @@ def test_global_random_state_is_left_alone() -> None:
         (ablation.zero(positions=torch.zeros(2, dtype=torch.long)), "one per document"),
         (ablation.mean(torch.zeros(4, 3, 12)), "may differ only along"),
         (ablation.mean(over=("head",)), "its axes are"),
-        (ablation.resample(torch.Generator(), torch.zeros(2, 1, 12)), "the reference's documents"),
+        (ablation.resample(torch.Generator(), torch.zeros(2, 1, 12)), "the reference has shape"),
     ],
 )
 def test_what_does_not_fit_is_refused(hook, text: str) -> None:

@@ -41,6 +41,9 @@ ON_TASKS = [
     analysis.mechanism_report,
     partial(analysis.linear_probes, folds=2),
 ]
+MIXING = analysis.token_mixing(MODEL, CLEAN, 0)
+SCORES = analysis.induction_scores(MODEL, CLEAN)
+PATCHED = analysis.activation_patching(MODEL, CLEAN, CORRUPTED, difference())
 PAIR = {"model": MODEL, "clean": CLEAN, "corrupted": CORRUPTED, "metric": difference()}
 ON_TASK = {"model": MODEL, "task": TASK, "n": 4}
 TOKENS = {"model": MODEL, "tokens": CLEAN}
@@ -126,7 +129,7 @@ TABLE = [
         "attention_mask": [torch.full(CLEAN.shape, -1e9), torch.ones(3, 4)],
     }),
     ([analysis.in_context_learning_score], TOKENS, {
-        "early": [-1, 99, "1", slice(5, 5)], "late": [500, 1.5],
+        "early": [-1, 99, "1", slice(5, 5), slice("a", 3), slice(0, 3, 0)], "late": [500, 1.5],
     }),
     ([partial(analysis.logit_attribution, answers=ANSWERS)], TOKENS, {
         "answers": [ANSWERS[:2], ANSWERS + D_VOCAB, -ANSWERS, ANSWERS.float(), [1, 2, 3]],
@@ -152,6 +155,17 @@ TABLE = [
     ([ablation.mean], {}, {"over": ["batch", [], [0]], "reference": [[1.0]]}),
     ([analysis.detection_pattern], {"tokens": CLEAN, "kind": "induction"}, {
         "kind": ["inducton", None], "tokens": [CLEAN[0], CLEAN.float()],
+    }),
+    ([MIXING.plot], {}, {"document": [3, -4, "0", None], "units": [[2], [-3], 0, [], ["0"]]}),
+    ([SCORES.best], {}, {"layer": [2, -1, "0"], "unit": ["heads", 0]}),
+    ([PATCHED.heatmap], {}, {
+        "metric": ["probability", 0], "show": ["recover", None], "tokens": [3, "abc", ["a"]],
+    }),
+    ([TASK.build], {"keys": BATCH.tokens[:, 1:5:2], "values": BATCH.tokens[:, 2:5:2],
+                    "query": torch.zeros(4, dtype=torch.long)}, {
+        "keys": [BATCH.tokens[:, 2:5:2], BATCH.tokens[:, 1:2], [[3, 4]]],
+        "values": [BATCH.tokens[:, 1:5:2], BATCH.tokens[:, 1:5:2].float()],
+        "query": [0, torch.full((4,), 2), torch.full((4,), -1), torch.zeros(3, dtype=torch.long)],
     }),
     ([partial(analysis.find_site, MODEL)], {"layer": 0, "word": "conv"}, {
         "layer": [99, "0", 0.5, True], "word": [3, "con"],
@@ -252,6 +266,53 @@ def test_answers_beyond_the_vocabulary_are_refused_before_any_run(analyse, make)
         analyse(MODEL, CLEAN, CORRUPTED, metric)
     with pytest.raises(ShapeError, match="answers up to"):
         metric(torch.zeros(3, D_VOCAB))
+
+
+@pytest.mark.parametrize("analyse", PATCHING)
+def test_a_distribution_over_another_vocabulary_is_refused_before_any_run(analyse):
+    metric = metrics.kl(torch.zeros(3, D_VOCAB - 1))
+    with pytest.raises(ShapeError, match=f"over {D_VOCAB - 1} tokens.*has {D_VOCAB}"):
+        analyse(MODEL, CLEAN, CORRUPTED, metric)
+    with pytest.raises(ShapeError, match="build it from logits of this model"):
+        metric(torch.zeros(3, D_VOCAB))
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        ablation.mean(torch.zeros(())),
+        ablation.mean(torch.zeros(1, 8)),
+        ablation.resample(generator(), torch.zeros(())),
+        ablation.resample(generator(), torch.zeros(0, 10, 8)),
+        ablation.resample(generator(), torch.zeros(3, 9, 8)),
+    ],
+)
+def test_a_reference_of_another_shape_is_refused(hook):
+    with pytest.raises(ShapeError, match=r"ablation at blocks.0.hook_resid_pre: the reference"):
+        MODEL.run_with_hooks(CLEAN, fwd_hooks=[("blocks.0.hook_resid_pre", hook)])
+
+
+def test_weights_made_in_inference_mode_have_no_gradients():
+    with torch.inference_mode():
+        model = tiny("attention-2heads")
+    for analyse in (analysis.attribution_patching, analysis.edge_attribution):
+        with pytest.raises(ConfigError, match=r"made inside torch.inference_mode\(\)"):
+            analyse(model, CLEAN, CORRUPTED, difference())
+    with pytest.raises(ConfigError, match=r"made inside torch.inference_mode\(\)"):
+        analysis.token_mixing(model, CLEAN, 0).reduce("logit", at=ANSWERS, token=ANSWERS)
+    mixing = MIXING.reduce("logit", at=ANSWERS, token=ANSWERS)
+    with torch.inference_mode():  # of the caller alone: no obstacle
+        again = analysis.token_mixing(MODEL, CLEAN, 0).reduce("logit", at=ANSWERS, token=ANSWERS)
+    assert again.equal(mixing)
+
+
+def test_probes_need_something_to_tell_apart_in_every_fold():
+    one = TaskBatch(**{**vars(BATCH), "answer": torch.full_like(BATCH.answer, 9)})
+    with pytest.raises(TaskError, match="one and the same label"):
+        analysis.linear_probes(MODEL, TASK, batch=one, targets=["answer"], folds=2)
+    found = analysis.linear_probes(MODEL, TASK, n=16, targets=["key"], folds=2)
+    with pytest.raises(ConfigError, match="unknown column 'score'"):
+        found.table("key", "score")
 
 
 def test_negative_layers_count_from_the_end_everywhere():
