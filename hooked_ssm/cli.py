@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from hooked_ssm.errors import HookedSSMError
 
@@ -19,6 +21,7 @@ app = typer.Typer(
     help="Look inside sequence models of every kind.", no_args_is_help=True, add_completion=False
 )
 console = Console()
+TABLE_WIDTH = 150  # columns of a terminal from which the table of hook points is easy to read
 
 
 @app.callback()
@@ -61,11 +64,18 @@ def hooks(
     """List an architecture's hook points in execution order."""
     from hooked_ssm.reference import hook_table
 
+    rows = hook_table(architecture, layers)
+    if console.width < TABLE_WIDTH:
+        for name, axes, role, reach, weight, meaning in rows:
+            console.print(name, style="bold", soft_wrap=True)  # to copy whole
+            facts = [f"[{axes}]", role and f"role {role}", f"an edit reaches {reach}", weight]
+            for line in (meaning, ", ".join(fact for fact in facts if fact)):
+                console.print(Padding(Text(line), (0, 0, 0, 4)))
+        return
     table = Table(title=architecture)
-    table.add_column("hook", no_wrap=True)  # to copy, also from a narrow terminal
-    for column in ("axes", "role", "an edit reaches", "weight", "meaning"):
-        table.add_column(column)
-    for row in hook_table(architecture, layers):
+    for column in ("hook", "axes", "role", "an edit reaches", "weight", "meaning"):
+        table.add_column(column, no_wrap=column == "hook")
+    for row in rows:
         table.add_row(*row)
     console.print(table)
 

@@ -72,12 +72,16 @@ def test_hook_table_of_every_architecture(architecture: str) -> None:
     assert names[0] == "hook_embed" and names[-1] == "ln_final.hook_normalized"
 
 
-def test_command_line_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "console", Console(width=250))
+@pytest.mark.parametrize("width", [250, 80, 40])
+def test_command_line_hooks_at_any_width(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=width))
     result = CliRunner().invoke(cli.app, ["hooks", "mamba"])
     assert result.exit_code == 0
-    assert "hook_ssm_carry.{t}" in result.output
-    assert "this position only" in result.output
+    assert "blocks.0.mixer.hook_ssm_carry.{t}" in result.output  # whole, to copy
+    assert "…" not in result.output
+    words = " ".join(result.output.split())
+    for row in hook_table("mamba", 1):
+        assert all(word in words for word in " ".join(row).split())
 
 
 def test_errors_are_one_line(
