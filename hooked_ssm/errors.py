@@ -29,6 +29,10 @@ class ShapeError(HookedSSMError, ValueError):
     """A tensor's shape, dtype, device or length does not fit."""
 
 
+class ContractError(HookedSSMError, AssertionError):
+    """A mixer breaks a law that the analyses build on."""
+
+
 class KernelUnavailableError(HookedSSMError, RuntimeError):
     """The implementation asked for cannot run here."""
 
@@ -60,7 +64,7 @@ def near(word: str, allowed: Iterable[str], limit: int = 3) -> list[str]:
 
 def unknown(kind: str, got: object, allowed: Iterable[object]) -> str:
     """Return the message for an unknown choice: what, got, the near ones, all allowed."""
-    allowed = [str(choice) for choice in allowed]
-    close = near(str(got), allowed)
+    words = [str(choice) for choice in allowed]
+    close = near(str(got), words)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {kind} {got!r}{hint or '.'} Allowed: {', '.join(allowed)}"
+    return f"unknown {kind} {got!r}{hint or '.'} Allowed: {', '.join(words)}"

@@ -34,6 +34,7 @@ from hooked_ssm.loss import next_token_loss
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.reach import check_layers, listened, refuse_left_out, refuse_out_of_reach
 from hooked_ssm.root import HookRoot, NamedHook, NamesFilter
+from hooked_ssm.sizes import activation_bytes
 from hooked_ssm.tokens import Tokenising
 
 
@@ -375,20 +376,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         """Return the bytes a cache of these activations would take, without running anything."""
         for name, value in (("batch", batch), ("length", length)):
             check_value(f"cache_size: {name}", value, Count, ShapeError)
-        sizes = {"batch": batch, "pos": length, "query_pos": length, "key_pos": length, "one": 1}
-        sizes["d_model"] = self.cfg.d_model
-        total = 0
-        for point in self._matching(names_filter):
-            parts = str(point.name).split(".")
-            own: dict[str, int] = dict(sizes)
-            if parts[0] == "blocks":
-                block = self.blocks[int(parts[1])]
-                own.update(block.mixer.axis_sizes())
-                own["d_mlp"] = int(block.mlp.fc_in.out_features) if block.has_mlp else 0  # type: ignore[arg-type]
-                own["tap"] = min(own.get("tap", 0), length)
-            numbers = math.prod(own[axis] for axis in point.spec.axes)
-            total += numbers * point.spec.bytes_per_number(self.cfg.dtype)
-        return total
+        points = self._matching(names_filter)
+        return sum(activation_bytes(self, point, batch, length) for point in points)
 
     # Files.
 

@@ -29,6 +29,7 @@ ROWS = (
         "generation",
         "lens_weights",
         "reach",
+        "sizes",
         "summary",
     ),
     ("root",),

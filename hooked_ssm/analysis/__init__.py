@@ -24,6 +24,7 @@ from hooked_ssm.analysis.logit_attribution import (
     logit_lens,
 )
 from hooked_ssm.analysis.mechanism_report import MechanismReport, mechanism_report
+from hooked_ssm.analysis.mixer_contract import check_mixer
 from hooked_ssm.analysis.patching import activation_patching
 from hooked_ssm.analysis.patching_result import ActivationPatching
 from hooked_ssm.analysis.path_patching import PathPatching, path_patching
@@ -52,6 +53,7 @@ __all__ = [
     "agreement",
     "attribution_patching",
     "chance_scores",
+    "check_mixer",
     "detection_pattern",
     "detection_scores",
     "duplicate_token_scores",
