@@ -168,8 +168,8 @@ def random_grammar(
     """Draw a grammar as the paper does.
 
     Each nonterminal gets a depth index, uniform in 1..max_depth, and 1..max_rules_per_nt rules;
-    a rule has 1..max_rhs_len-1 distinct symbols among the terminals and the nonterminals of a
-    strictly larger index, so every sentence ends. Rule and head probabilities are Dirichlet(1), the
+    a rule has 1..max_rhs_len-1 symbols, drawn with replacement among the terminals and the
+    nonterminals of a strictly larger index, so every sentence ends. Rule and head probabilities are Dirichlet(1), the
     start symbol is uniform. Every symbol is equally likely in a rule; with a
     `terminal_occurrence_factor` f, some terminal has weight f against 1 for each nonterminal.
 
@@ -177,7 +177,7 @@ def random_grammar(
 
     Raises:
         TaskError: A size out of range.
-    Source: Arora et al., arXiv 2505.15105, and the authors' code (distinct symbols in a rule).
+    Source: Arora et al., arXiv 2505.15105; with replacement as in the authors' tinylang@5fb5836.
     """
     _check_sizes(
         num_terminals=(num_terminals, 1),
@@ -211,16 +211,14 @@ def random_grammar(
 def _draw_symbols(
     rng: random.Random, count: int, num_terminals: int, terminal_weight: float, deeper: list[int]
 ) -> tuple[int, ...]:
-    """Draw distinct symbols, one after another, each in proportion to its weight."""
+    """Draw symbols, each in proportion to its weight."""
     chosen: list[int] = []
-    while len(chosen) < min(count, num_terminals + len(deeper)):
+    for _ in range(count):
         draw = rng.random() * (terminal_weight + len(deeper))
         if draw < terminal_weight:
-            symbol = _below(rng, num_terminals)
+            chosen.append(_below(rng, num_terminals))
         else:
-            symbol = deeper[min(int(draw - terminal_weight), len(deeper) - 1)]
-        if symbol not in chosen:
-            chosen.append(symbol)
+            chosen.append(deeper[min(int(draw - terminal_weight), len(deeper) - 1)])
     return tuple(chosen)
 
 

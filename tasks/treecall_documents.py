@@ -40,7 +40,7 @@ def possible_queries(
     """Yield every query that can be asked.
 
     parent: a token's head. child: any token whose head is the queried one. sibling: the rightmost
-    other token with the same head.
+    other token with the same head (in the authors' code the rightmost of them answers itself).
 
     Args:
         kinds: The query types to ask.

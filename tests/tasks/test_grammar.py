@@ -7,6 +7,7 @@ import math
 import random
 
 import pytest
+from scipy.stats import binomtest, chisquare
 
 from hooked_ssm.errors import TaskError
 from hooked_ssm.tasks import Grammar, Rule, random_grammar
@@ -119,9 +120,39 @@ def test_random_grammar_keeps_the_sizes():
     assert {len(rules) for rules in grammar.rules} == {1, 2, 3, 4, 5}
     sides = [rule.symbols for rules in grammar.rules for rule in rules]
     assert {len(side) for side in sides} == {1, 2, 3, 4}
-    assert all(len(set(side)) == len(side) for side in sides)
+    assert any(len(set(side)) < len(side) for side in sides)  # drawn with replacement
     assert grammar.start == (1 / 40,) * 40
     assert max(s.depth for s in draw(grammar, 3000)) <= 10
+
+
+def test_random_grammar_draws_what_its_docstring_says():
+    """Depth indices, numbers of rules, lengths and symbols, over 40 grammars; chi-square."""
+    grammars = [random_grammar(**{**PAPER, "max_depth": 1}, seed=seed) for seed in range(40)]
+    rules = [rules for grammar in grammars for rules in grammar.rules]
+    sides = [rule.symbols for some in rules for rule in some]
+    symbols = [symbol for side in sides for symbol in side]
+    for drawn, values in (
+        ([len(some) for some in rules], range(1, 6)),
+        ([len(side) for side in sides], range(1, 5)),
+        (symbols, range(20)),
+    ):
+        counts = [drawn.count(value) for value in values]
+        assert sum(counts) == len(drawn)
+        assert chisquare(counts).pvalue > 1e-3
+    pairs = [side[0] == side[1] for side in sides if len(side) > 1]
+    assert binomtest(sum(pairs), len(pairs), 1 / 20).pvalue > 1e-3  # independent of each other
+
+
+def test_deeper_nonterminals_are_those_of_a_larger_index():
+    """With two depth indices, about half of all nonterminals have no nonterminal in any rule."""
+    leaves = []
+    for seed in range(40):
+        grammar = random_grammar(**{**PAPER, "max_depth": 2}, seed=seed)
+        inner = [any(max(r.symbols) >= 20 for r in rules) for rules in grammar.rules]
+        used = {s - 20 for rules in grammar.rules for r in rules for s in r.symbols if s >= 20}
+        assert not any(inner[i] for i in used)  # what stands in a rule is of the last index
+        leaves.append(len(inner) - sum(inner))
+    assert 20 < sum(leaves) / 40 < 26  # half, and those whose few rules have terminals only
 
 
 def test_random_grammar_is_seeded():
