@@ -11,6 +11,8 @@ sweep/<key>/lock             held by whoever works on the run
 
 from __future__ import annotations
 
+import errno
+import inspect
 import os
 import re
 import socket
@@ -21,13 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
-from hooked_ssm.errors import CheckpointError
+from hooked_ssm.errors import CheckpointError, FileError
 from hooked_ssm.files import new_file, read_json, write_json
 from hooked_ssm.sweeps.spec import RunSpec
 
 STEP = re.compile(rb'"step": (\d+)')
+# A soft lock is a marker file, which a killed holder leaves behind for ever.
+NO_MARKER = (
+    {"fallback_to_soft": False}
+    if "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
+    else {}
+)
 
 
 class RunFolder:
@@ -59,20 +67,19 @@ class RunFolder:
         The system lets go of the lock when its holder's process ends, however it ends, so no lock
         is ever stale. On a cluster the file system has to support `flock` between machines, as
         NFS does. `holder.json` says who has it, for people.
+
+        Raises:
+            FileError: The lock cannot be made, or the file system has none.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-        try:
-            write_json(self._holder, {"pid": os.getpid(), "host": socket.gethostname()})
-            yield True
-        finally:
-            self._holder.unlink(missing_ok=True)
-            lock.release()
+        with _lock(self.path / "lock") as held:
+            if not held:
+                yield False
+                return
+            try:
+                write_json(self._holder, {"pid": os.getpid(), "host": socket.gethostname()})
+                yield True
+            finally:
+                self._holder.unlink(missing_ok=True)
 
     def holder(self) -> dict[str, Any] | None:
         """Return {"pid", "host"} of who holds the lock, or held it when it was killed."""
@@ -141,3 +148,30 @@ class RunFolder:
             if found and line.endswith(b"}"):
                 return int(found[1])
         return 0
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Hold a lock of the system's if it is free; yield whether it is held."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path, **NO_MARKER)
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    except (OSError, NotImplementedError) as error:
+        raise _no_lock(path, error) from error
+    try:
+        if isinstance(lock, SoftFileLock):  # what some versions turn a lock into, unasked
+            raise _no_lock(path, OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)))
+        yield True
+    finally:
+        lock.release()
+
+
+def _no_lock(path: Path, error: Exception) -> FileError:
+    return FileError(
+        f"cannot lock {path}: {error}; give the sweep a folder that may be written to, on a file "
+        "system with locks (flock)"
+    )

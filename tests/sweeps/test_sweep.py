@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hooked_ssm import HookedModel, cli
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.errors import ConfigError, FileError
 from hooked_ssm.sweeps import LocalExecutor, RunFolder, results_table, run_sweep
 from tests.sweeps.tiny import (
     SWEEP,
@@ -193,6 +194,23 @@ def test_a_lock_is_held_once_and_let_go_when_its_holder_is_killed(tmp_path):
         with RunFolder(tmp_path).locked() as held_twice:
             assert not held_twice
     assert run.holder() is None
+
+
+def test_without_locks_of_the_system_no_marker_file_stands_in(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def missing(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with (
+        pytest.raises(FileError, match="on a file system with locks"),
+        RunFolder(tmp_path).locked(),
+    ):
+        pass
+    monkeypatch.undo()
+    with RunFolder(tmp_path).locked() as held:
+        assert held
 
 
 def test_a_sweep_needs_runs_workers_and_retries(tmp_path):
