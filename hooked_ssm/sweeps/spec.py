@@ -16,6 +16,7 @@ from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.tasks import Task
 from hooked_ssm.tasks.base import Split
 from hooked_ssm.training import TrainConfig
+from hooked_ssm.training.config import RESULT_FREE
 
 FORMAT = 1  # of a spec's identity: another number gives every run another name
 
@@ -69,9 +70,9 @@ class RunSpec:
         task: A spec of `Task.from_json`; its `single_query()` documents are evaluated.
         train: Fields of `TrainConfig`, but where it runs (folder, device).
         train_task: Fields of the task that the training documents differ in.
-        evaluate: Fields of `EvaluationConfig`.
-        task_name: What tables call the task. Names are no part of what the run is: renaming
-            trains nothing again.
+        evaluate: Fields of `EvaluationConfig`. No part of what the run is: evaluating in another
+            way trains nothing again.
+        task_name: What tables call the task. Names are no part of what the run is either.
         variant: What tables call whatever else makes this run different; "" if nothing does.
     """
 
@@ -88,10 +89,19 @@ class RunSpec:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, as it was written: no defaults, no names."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        del parts["task_name"], parts["variant"]
-        return json.loads(json.dumps({"format": FORMAT, **parts}))
+        """Everything that decides the trained model, as it was written: no defaults, no names.
+
+        How it is evaluated, and what the trainer calls `RESULT_FREE`, are no part of it.
+        """
+        train = {name: value for name, value in self.train.items() if name not in RESULT_FREE}
+        parts = {
+            "format": FORMAT,
+            "model": dict(self.model),
+            "task": dict(self.task),
+            "train": train,
+            "train_task": dict(self.train_task),
+        }
+        return json.loads(json.dumps(parts))
 
     @property
     def key(self) -> str:

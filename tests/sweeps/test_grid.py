@@ -26,7 +26,7 @@ def test_a_grid_is_the_product_of_its_axes():
 
 def test_the_key_is_stable():
     # another key would make every sweep train again: change FORMAT only with a reason
-    assert one_run().key == "7e925d04fda5a4ae"
+    assert one_run().key == "09dfda28b1b1e80a"
     spec = one_run()
     shuffled = json.loads(json.dumps(spec.to_json(), sort_keys=True))
     assert RunSpec.from_json(shuffled).key == spec.key
@@ -34,6 +34,14 @@ def test_the_key_is_stable():
     assert renamed.key == spec.key
     for changes in ({"steps": 3}, {"loss": "all"}):
         assert one_run(**changes).key != spec.key
+
+
+def test_the_key_leaves_out_what_changes_no_trained_model():
+    spec = one_run()
+    for changes in ({"checkpoint_every": 7}, {"keep_checkpoints": "all"}):
+        assert one_run(**changes).key == spec.key
+    for evaluate in ({}, {"documents": 9}, {"split": "train", "directions": ["restore", "corrupt"]}):
+        assert RunSpec.from_json({**spec.to_json(), "evaluate": evaluate}).key == spec.key
 
 
 def test_yaml_and_json_give_the_same_runs(tmp_path):
