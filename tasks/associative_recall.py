@@ -40,14 +40,13 @@ class _Plan(NamedTuple):
     """Which pair each slot shows, by its index in the document.
 
     slots: Pair of each context slot. [batch, slot]
-    asks: True where a slot asks for a pair shown before, rather than showing a new one.
-    trained: True where the answer of an asking slot is trained on.
+    asks: True where a slot asks for a pair shown before, rather than showing a new one; its answer
+        is trained on.
     queries: Pair of each query after the divider; the last one is the document's. [batch, query]
     """
 
     slots: Tensor
     asks: Tensor
-    trained: Tensor
     queries: Tensor
 
 
@@ -197,7 +196,7 @@ class AssociativeRecall(Task):
                 )
         slots = torch.arange(keys.shape[1], device=keys.device).expand_as(keys)
         asks = torch.zeros_like(keys, dtype=torch.bool)
-        return self._assemble(keys, values, _Plan(slots, asks, asks, query[:, None]))
+        return self._assemble(keys, values, _Plan(slots, asks, query[:, None]))
 
     def _draw(self, n: int, split: Split, generator: torch.Generator) -> TaskBatch:
         keys, values = self._draw_pairs(n, split, generator)
@@ -206,9 +205,8 @@ class AssociativeRecall(Task):
         order = uniform(keys.shape, generator).masked_fill_(~allowed, 2.0).argsort(dim=1)
         at_end = self.num_queries if self.layout == "end" else 1
         turns = self._draw_turns(at_end, allowed.sum(dim=1, keepdim=True), generator)
-        slots, asks = self._draw_slots(n, self.num_pairs + self.num_queries - at_end, generator)
-        trained = asks & allowed.gather(1, slots)
-        return self._assemble(keys, values, _Plan(slots, asks, trained, order.gather(1, turns)))
+        slots, asks = self._draw_slots(allowed, self.num_queries - at_end, generator)
+        return self._assemble(keys, values, _Plan(slots, asks, order.gather(1, turns)))
 
     def _draw_turns(self, n: int, allowed: Tensor, generator: torch.Generator) -> Tensor:
         """Which of a document's allowed pairs are asked: each once, then any. [batch, query]"""
@@ -249,15 +247,30 @@ class AssociativeRecall(Task):
         return rounds
 
     def _draw_slots(
-        self, n: int, num_slots: int, generator: torch.Generator
+        self, allowed: Tensor, repeats: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Choose which context slots show a new pair; the others ask for one shown before."""
+        """Choose which pair each context slot shows, and whether it asks for one shown before.
+
+        Only allowed pairs are asked; where one would have to be before any is shown, the first
+        allowed pair of the document is shown first.
+        """
+        n, num_slots = len(allowed), self.num_pairs + repeats
         new = torch.ones(n, num_slots, dtype=torch.bool, device=generator.device)
         ranks = uniform((n, num_slots - 1), generator).argsort(dim=1)
         new[:, 1:] = ranks < self.num_pairs - 1
-        shown = new.cumsum(dim=1)
-        earlier = (uniform((n, num_slots), generator) * shown).long()
-        return torch.where(new, shown - 1, earlier), ~new
+        turn = new.cumsum(dim=1) - 1
+        pairs = torch.arange(self.num_pairs, device=allowed.device).repeat(n, 1)
+        to_ask = (allowed.gather(1, turn) & new).cumsum(dim=1)
+        early = (~new & (to_ask == 0)).any(dim=1)
+        first = allowed.long().argmax(dim=1)  # of equals, the first
+        pairs[early, first[early]] = 0
+        pairs[early, 0] = first[early]
+        in_turn = allowed.gather(1, pairs)
+        to_ask = (in_turn.gather(1, turn) & new).cumsum(dim=1)
+        # allowed pairs come first, in the order in which they are shown
+        asked = pairs.gather(1, (~in_turn).long().argsort(dim=1, stable=True))
+        drawn = (uniform((n, num_slots), generator) * to_ask).long()
+        return torch.where(new, pairs.gather(1, turn), asked.gather(1, drawn)), ~new
 
     def _assemble(self, keys: Tensor, values: Tensor, plan: _Plan) -> TaskBatch:
         asked, answers = (keys, values) if self.query_type == "key" else (values, keys)
@@ -272,7 +285,7 @@ class AssociativeRecall(Task):
 
         divider = 1 + context.shape[1]
         trained = torch.zeros_like(tokens, dtype=torch.bool)
-        trained[:, 1:divider:2] = plan.trained
+        trained[:, 1:divider:2] = plan.asks
         trained[:, divider + 1 : -1 : 2] = True
         labels = torch.full_like(tokens, IGNORE_INDEX)
         labels[:, :-1] = tokens[:, 1:].where(trained[:, :-1], IGNORE_INDEX)

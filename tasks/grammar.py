@@ -169,8 +169,8 @@ def random_grammar(
 
     Each nonterminal gets a depth index, uniform in 1..max_depth, and 1..max_rules_per_nt rules;
     a rule has 1..max_rhs_len-1 symbols, drawn with replacement among the terminals and the
-    nonterminals of a strictly larger index, so every sentence ends. Rule and head probabilities are Dirichlet(1), the
-    start symbol is uniform. Every symbol is equally likely in a rule; with a
+    nonterminals of a strictly larger index, so every sentence ends. Rule and head probabilities
+    are Dirichlet(1), the start symbol is uniform. Every symbol is equally likely in a rule; with a
     `terminal_occurrence_factor` f, some terminal has weight f against 1 for each nonterminal.
 
     Only `random.Random(seed).random()` is used, whose numbers are the same on every platform.

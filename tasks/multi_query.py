@@ -9,7 +9,7 @@ arXiv 2312.04927, and HazyResearch/zoology.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -134,6 +134,10 @@ class MultiQueryAssociativeRecall(Task):
             if token in kind:
                 return f"{letter}{token - kind.start}"
         raise AssertionError(f"token {token} is in the vocabulary but of no kind")
+
+    def single_query(self) -> MultiQueryAssociativeRecall:
+        """Return the task with one pass: with more, a corrupted pair stands intact in another."""
+        return replace(self, num_passes=1)
 
     def token_range(self, position_name: str) -> range:
         return self.keys if position_name == "query_item_orig" else self.values

@@ -75,7 +75,8 @@ class SelectiveCopying(Task):
 
     @property
     def chance(self) -> float:
-        return 1 / self.num_items
+        """The item itself may be drawn, or another place with an equal one."""
+        return 1 / self.num_items + (1 - 1 / self.num_items) / self.num_tokens
 
     @property
     def blind_chance(self) -> float:

@@ -148,6 +148,22 @@ def test_holdout_splits_the_queried_pairs(options):
     assert 0.15 < len(asked["test"]) / 256 < 0.35
 
 
+def test_held_out_pairs_stand_once_in_training_documents_whatever_the_loss():
+    """Asked nowhere, with the answer beside it or not: neither among the repeats nor behind."""
+    task = AssociativeRecall(
+        num_kv=32, num_pairs=4, num_queries=12, layout="repeats", holdout=0.4, seed=7
+    )
+    again = {}
+    for split in ("train", "test"):
+        tokens = task.sample(2000, split, generator=generator()).tokens
+        keys, values = tokens[:, 1:31].unflatten(1, (15, 2)).unbind(2)  # 4 pairs, 11 repeats
+        slot = torch.arange(15)
+        repeated = ((keys[:, :, None] == keys[:, None, :]) & (slot[:, None] > slot)).any(2)
+        assert (repeated.sum(1) == 11).all()
+        again[split] = (~task.eligible(keys, values, "train"))[repeated].float().mean().item()
+    assert again == {"train": 0.0, "test": 1.0}
+
+
 def test_holdout_depends_on_the_seed_and_keeps_its_fraction():
     keys = torch.arange(3, 503).repeat_interleave(500).view(1, -1)
     values = torch.arange(503, 1003).repeat(500).view(1, -1)

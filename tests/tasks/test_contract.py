@@ -35,6 +35,7 @@ TASKS = [
     InductionSequences(),
     InductionSequences(gap=3, num_copies=3, bos=False),
     SelectiveCopying(),
+    SelectiveCopying(num_tokens=2, num_items=3, context_length=5),
 ]
 
 
@@ -181,6 +182,17 @@ def test_named_positions_line_up(task):
     assert (order[0] < order[1]).all() and (order[1] <= order[2]).all()
     assert (batch.positions["query_item_orig"] <= order[0]).all()
     assert "bos" not in at or (at["bos"] == 1).all()
+
+
+def test_a_corrupted_key_leaves_no_way_to_the_answer():
+    """What is evaluated on shows the queried key once: restoring it is what brings it back."""
+    for task in TASKS:
+        if not isinstance(task, AssociativeRecall | MultiQueryAssociativeRecall):
+            continue
+        batch = task.single_query().sample(50, "test", generator=generator())
+        corrupted = task.single_query().corrupt(batch, "query_item_orig", generator=generator(1))
+        query = batch.tokens.gather(1, batch.positions["query_item"][:, None])
+        assert ((corrupted.tokens == query).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("setting", PAPER_TASKS)
