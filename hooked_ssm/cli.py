@@ -112,7 +112,7 @@ def sweep(
     if dry_run:
         table = Table("run", "state", "what", title=f"{len(specs)} runs")
         for spec in specs:
-            complete = RunFolder.of(out, spec).is_complete
+            complete = RunFolder.of(out, spec).is_complete_as(spec)
             table.add_row(spec.key, "complete" if complete else "missing", spec.label)
         console.print(table)
         return

@@ -3,7 +3,8 @@
 sweep/<key>/spec.json        what the run is, and what tables call it
 sweep/<key>/training/        the trainer's own folder, with the checkpoints it resumes from
 sweep/<key>/evaluation.csv   every site of the mechanistic evaluation
-sweep/<key>/result.json      one row of the table; written last: it is what completes the run
+sweep/<key>/result.json      one row of the table, with the evaluation's settings; written last: it
+                             is what completes the run
 sweep/<key>/failure.json     why the last attempt failed, while there is no result
 sweep/<key>/log.txt          what the attempts printed and logged
 sweep/<key>/lock             held by whoever works on the run
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import re
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,11 @@ from filelock import FileLock, SoftFileLock, Timeout
 
 from hooked_ssm.errors import CheckpointError, FileError
 from hooked_ssm.files import new_file, read_json, write_json
-from hooked_ssm.sweeps.spec import RunSpec
+from hooked_ssm.sweeps.spec import EvaluationConfig, RunSpec
 
 STEP = re.compile(rb'"step": (\d+)')
 # A soft lock is a marker file, which a killed holder leaves behind for ever.
-NO_MARKER = (
+NO_MARKER: dict[str, Any] = (
     {"fallback_to_soft": False}
     if "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
     else {}
@@ -57,8 +60,29 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has its result."""
-        return self._result.exists()
+        """Whether the run has a result, evaluated as its spec.json asks.
+
+        Raises:
+            CheckpointError: result.json or spec.json is damaged.
+        """
+        return self._result.exists() and self.is_complete_as(self.spec())
+
+    def is_complete_as(self, spec: RunSpec) -> bool:
+        """Whether the run has a result, evaluated as a spec asks.
+
+        Raises:
+            CheckpointError: result.json is damaged.
+        """
+        if not self._result.exists():
+            return False
+        return _settings(self._evaluated()) == _settings(spec.evaluate)
+
+    def is_described_by(self, spec: RunSpec) -> bool:
+        """Whether spec.json says what a spec says, names included."""
+        try:
+            return read_json(self._spec) == _described(spec)
+        except CheckpointError:
+            return False
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -89,8 +113,12 @@ class RunFolder:
             return None
 
     def begin(self, spec: RunSpec) -> None:
-        """Write what the run is; the lock must be held."""
-        write_json(self._spec, {**spec.to_json(), "key": spec.key})
+        """Write what the run is, and is called; the lock must be held."""
+        if self.is_described_by(spec):
+            return
+        if self._result.exists():  # it keeps the settings that it was made with
+            write_json(self._result, {**self.result(), "evaluate": dict(self._evaluated())})
+        write_json(self._spec, _described(spec))
 
     def finish(self, result: dict[str, Any], evaluation: pd.DataFrame) -> None:
         """Write what came out; the lock must be held. The run is complete after the last line."""
@@ -124,9 +152,17 @@ class RunFolder:
         """Read what came out.
 
         Raises:
-            CheckpointError: The run is not complete.
+            CheckpointError: There is no result, or a damaged one.
         """
-        return read_json(self._result)
+        result = read_json(self._result)
+        if not isinstance(result, dict):
+            raise CheckpointError(f"{self._result} holds no result; delete it")
+        return result
+
+    def _evaluated(self) -> Mapping[str, Any]:
+        """Return the settings of the evaluation that the result is of; spec.json's, by default."""
+        result = self.result()
+        return result["evaluate"] if "evaluate" in result else self.spec().evaluate
 
     def failure(self) -> str | None:
         """Return the last attempt's error as one line; None if it did not fail."""
@@ -148,6 +184,17 @@ class RunFolder:
             if found and line.endswith(b"}"):
                 return int(found[1])
         return 0
+
+
+def _described(spec: RunSpec) -> dict[str, Any]:
+    return {**spec.to_json(), "key": spec.key}
+
+
+def _settings(evaluate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides an evaluation's outcome, defaults filled in."""
+    settings = asdict(EvaluationConfig.from_dict(evaluate))
+    del settings["max_batch"]
+    return json.loads(json.dumps(settings))
 
 
 @contextmanager

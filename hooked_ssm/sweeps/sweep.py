@@ -59,7 +59,8 @@ def run_sweep(
     """Train and evaluate every run that has no result in the folder yet.
 
     Call it again after anything at all, a kill included: complete runs are skipped, the others
-    go on from their last checkpoint. Several sweeps may use one folder at once: each run is
+    go on from their last checkpoint; those that were evaluated in another way than asked are
+    evaluated again, without training. Several sweeps may use one folder at once: each run is
     worked on by one of them. Ctrl-C lets every run write a checkpoint first.
 
     Args:
@@ -71,10 +72,11 @@ def run_sweep(
         progress: Show a bar over the steps of all runs.
 
     Raises:
-        ConfigError: No runs, retries < 0, or a folder that is, or lies in, a file.
+        ConfigError: No runs, one run with two evaluations, retries < 0, or a folder that is, or
+            lies in, a file.
+        CheckpointError: A run's result is damaged.
     """
-    if not specs:
-        raise ConfigError("specs has 0 runs; a sweep needs at least one")
+    _check(specs)
     executor = executor or LocalExecutor()
     sweep = _Sweep(specs, Path(folder), executor, retries)
     try:
@@ -82,6 +84,19 @@ def run_sweep(
     finally:
         executor.stop()
     return sweep.outcome()
+
+
+def _check(specs: Sequence[RunSpec]) -> None:
+    if not specs:
+        raise ConfigError("specs has 0 runs; a sweep needs at least one")
+    asked: dict[str, RunSpec] = {}
+    for spec in specs:
+        same = asked.setdefault(spec.key, spec)
+        if same.evaluate != spec.evaluate:
+            raise ConfigError(
+                f"run {spec.label!r} is asked for with two evaluations, {dict(same.evaluate)} and "
+                f"{dict(spec.evaluate)}; a run has one result, so leave one out"
+            )
 
 
 @dataclass
@@ -168,7 +183,7 @@ class _Sweep:
         return RunFolder.of(self.folder, spec)
 
     def _is_complete(self, spec: RunSpec) -> bool:
-        if spec.key not in self.complete and self._run(spec).is_complete:
+        if spec.key not in self.complete and self._run(spec).is_complete_as(spec):
             self.complete.add(spec.key)
         return spec.key in self.complete
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from hooked_ssm.analysis import mechanistic_evaluation
 from hooked_ssm.model import HookedModel
 from hooked_ssm.sweeps.run_folder import RunFolder
-from hooked_ssm.sweeps.spec import RunSpec
+from hooked_ssm.sweeps.spec import EvaluationConfig, RunSpec
 from hooked_ssm.training import TrainRun, train
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,10 @@ somebody else holds the run; or early, because it was asked to stop."""
 
 
 def execute(sweep: Path | str, spec: RunSpec, device: str | None = None) -> Outcome:
-    """Train and evaluate a run if it is not complete, from its last checkpoint if there is one."""
+    """Train and evaluate a run if it is not complete, from its last checkpoint if there is one.
+
+    A run that was evaluated in another way is evaluated again, without training.
+    """
     run = RunFolder.of(sweep, spec)
     with run.locked() as held:
         if not held:
@@ -32,7 +36,9 @@ def execute(sweep: Path | str, spec: RunSpec, device: str | None = None) -> Outc
         run.begin(spec)
         if run.is_complete:
             return "done"
-        log.info("%s: training from step %d", spec.label, run.steps_done())
+        done, steps = run.steps_done(), spec.train["steps"]
+        now = f"training from step {done}" if done < steps else "trained; evaluation"
+        log.info("%s: %s", spec.label, now)
         try:
             found = train_and_evaluate(spec, run.training, device)
         except KeyboardInterrupt:
@@ -69,14 +75,15 @@ def train_and_evaluate(
         directions=how.directions,
         max_batch=how.max_batch,
     )
-    return _row(run, evaluation.to_row(), how.split), evaluation.frame
+    return _row(run, evaluation.to_row(), how), evaluation.frame
 
 
-def _row(run: TrainRun, evaluation: dict[str, Any], split: str) -> dict[str, Any]:
+def _row(run: TrainRun, evaluation: dict[str, Any], how: EvaluationConfig) -> dict[str, Any]:
     return _finite(
         {
             **evaluation,
-            "split": split,
+            "evaluate": asdict(how),
+            "split": how.split,
             "dev_accuracy": run.accuracy,
             "dev_split": run.config.eval_split,
             "loss": run.rows[-1]["loss"],

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,30 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path, undisturbed):
     assert {p: (p / "result.json").stat().st_mtime_ns for p in complete} == complete
     assert attempts(out, long) == 2
     assert_same(out, undisturbed)
+
+
+def test_another_evaluation_trains_nothing_again(tmp_path):
+    spec = one_run()
+    run = RunFolder.of(tmp_path, spec)
+    run_sweep([spec], tmp_path, progress=False)
+    before, weights = run.result(), weights_of(tmp_path, spec)
+    assert before["evaluate"]["documents"] == 8 and before["evaluate"]["split"] == "test"
+    del before["evaluate"]  # as older results are: spec.json says it
+    run.path.joinpath("result.json").write_text(json.dumps(before))
+    assert run_sweep([spec], tmp_path, progress=False).skipped == 1
+    in_smaller_batches = replace(spec, evaluate={**spec.evaluate, "max_batch": 4})
+    assert run_sweep([in_smaller_batches], tmp_path, progress=False).skipped == 1
+    other = replace(spec, evaluate={**spec.evaluate, "split": "train"})
+    with pytest.raises(ConfigError, match="two evaluations"):
+        run_sweep([spec, other], tmp_path)
+    assert run.is_complete and not run.is_complete_as(other)
+    run.begin(other)
+    assert not run.is_complete and run.is_complete_as(spec)  # whoever is killed here
+    outcome = run_sweep([other], tmp_path, progress=False)
+    assert (outcome.complete, outcome.skipped) == ([other], 0)
+    assert run.result()["evaluate"]["split"] == run.result()["split"] == "train"
+    assert run.spec() == other and run.is_complete
+    assert weights_of(tmp_path, spec) == weights and attempts(tmp_path, spec) == 1
 
 
 def test_two_sweeps_at_once_share_the_work(tmp_path):
