@@ -117,6 +117,9 @@ class _Sweep:
         make_folder(self.folder, "folder")
         missing = [spec for spec in self.specs if not self._is_complete(spec)]
         self.skipped = len(self.specs) - len(missing)
+        for spec in self.specs:
+            if self._is_complete(spec):
+                self._name(spec)
         self.waiting.extend(missing)
         self.steps = {spec.key: self._run(spec).steps_done() for spec in missing}
         total = sum(spec.train["steps"] for spec in self.specs)
@@ -135,6 +138,18 @@ class _Sweep:
             self.skipped,
             list(self.failures.values()),
         )
+
+    def _name(self, spec: RunSpec) -> None:
+        """Have a complete run's folder call it what this sweep does, unless somebody holds it."""
+        run = self._run(spec)
+        if run.is_described_by(spec):
+            return
+        try:
+            with run.locked() as held:
+                if held:
+                    run.begin(spec)
+        except OSError as error:
+            log.warning("%s: it keeps the names that it had: %s", spec.label, error)
 
     def _start(self) -> None:
         """Start runs while there is room; those that were held a moment ago stay for later."""

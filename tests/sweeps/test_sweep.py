@@ -153,6 +153,21 @@ def test_another_evaluation_trains_nothing_again(tmp_path):
     assert weights_of(tmp_path, spec) == weights and attempts(tmp_path, spec) == 1
 
 
+def test_complete_runs_take_new_names(tmp_path):
+    spec = one_run()
+    run = RunFolder.of(tmp_path, spec)
+    with run.locked():
+        run.begin(spec)
+    run.path.joinpath("result.json").write_text('{"accuracy": 1}')  # an older one, at that
+    renamed = replace(spec, task_name="small", variant="plain")
+    with run.locked():
+        assert run_sweep([renamed], tmp_path, progress=False).skipped == 1
+    assert run.spec() == spec
+    assert run_sweep([renamed], tmp_path, progress=False).skipped == 1
+    assert run.spec() == renamed and run.is_complete_as(spec)
+    assert run.result() == {"accuracy": 1, "evaluate": spec.evaluate}
+
+
 def test_two_sweeps_at_once_share_the_work(tmp_path):
     specs = tiny_sweep({"architecture": "attention", "seed": [0, 1]}, steps=60)
 
