@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from hooked_ssm.checks import Count, Seed, Words, check_fields
+import torch
+
+from hooked_ssm.analysis.interchange import KEY, POSITIONS, Direction
+from hooked_ssm.analysis.sites import find_sites
+from hooked_ssm.checks import Count, Rule, Seed, Words, check_fields
 from hooked_ssm.config import ModelConfig
-from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.errors import ConfigError, HookNameError, TaskError, unknown
+from hooked_ssm.model import HookedModel
 from hooked_ssm.tasks import Task
 from hooked_ssm.tasks.base import Split
 from hooked_ssm.training import TrainConfig
 from hooked_ssm.training.config import RESULT_FREE
 
 FORMAT = 1  # of a spec's identity: another number gives every run another name
+
+Directions = Annotated[
+    Sequence[Direction],
+    Rule(
+        "a list of 'restore' and, if wanted, 'corrupt', each once",
+        lambda words: "restore" in words and len(set(words)) == len(words),
+    ),
+]
+"""What the headline attributions need, and what may be measured beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +55,7 @@ class EvaluationConfig:
     split: Split = "test"
     seed: Seed = 0
     sites: Words | None = None
-    directions: Words = ("restore",)
+    directions: Directions = ("restore",)
     max_batch: Count = 512
 
     def __post_init__(self) -> None:
@@ -157,7 +171,7 @@ class RunSpec:
         """Return the model's config.
 
         Raises:
-            ConfigError: A value does not fit.
+            ConfigError: A value does not fit, or the model is too small for the documents.
         """
         tasks = (self.build_task(), self.build_train_task())
         given = {name: value for name, value in self.model.items() if value is not None}
@@ -165,7 +179,15 @@ class RunSpec:
             "d_vocab": max(task.d_vocab for task in tasks),
             "n_ctx": max(task.max_length for task in tasks),
         }
-        return ModelConfig.from_dict({**sizes, **given})
+        config = ModelConfig.from_dict({**sizes, **given})
+        for name, least in sizes.items():
+            if getattr(config, name) < least:
+                raise ConfigError(
+                    f"model: {name}={getattr(config, name)}, but documents of the task or of the "
+                    f"training task need {least}; allowed: an integer >= {least}. Leave {name} "
+                    "out: it is then what they need"
+                )
+        return config
 
     def train_config(
         self, folder: Path | str | None = None, device: str | None = None
@@ -190,15 +212,76 @@ class RunSpec:
         return EvaluationConfig.from_dict(self.evaluate)
 
     def check(self) -> None:
-        """Build everything but the model once, so that a wrong value shows before any training.
+        """Try everything that a run does but training, so that what is wrong shows before it.
+
+        Documents are drawn and corrupted, and sites are looked up in a model that holds no values;
+        what many runs share is tried once.
 
         Raises:
             HookedSSMError: A value does not fit; the message names it.
         """
-        self.build_task(), self.build_train_task()
-        self.model_config(), self.train_config(), self.evaluation_config()
+        train, evaluate = self.train_config(), self.evaluation_config()
+        task, train_task = json.dumps(self.task), json.dumps({**self.task, **self.train_task})
+        _check_documents(task, train.eval_split, evaluate.split)
+        _draw(_task(train_task), "train", "train_task")
+        config = self.model_config().with_(seed=0)
+        _check_sites(json.dumps(config.to_dict()), tuple(evaluate.sites or ()))
 
 
 @lru_cache(maxsize=64)
 def _task(spec: str) -> Task:
     return Task.from_json(json.loads(spec))  # a grammar is drawn and tried: once is enough
+
+
+@lru_cache(maxsize=256)
+def _check_documents(spec: str, dev: Split, test: Split) -> None:
+    """Draw documents of a task, and corrupt those of split `test` wherever an evaluation does.
+
+    Raises:
+        ConfigError: They cannot be, or lack a position that an evaluation restores at.
+    """
+    task = _task(spec).single_query()
+    lacking = [name for name in POSITIONS if name not in task.position_names]
+    lacking += [] if KEY in task.corruptions else [f"{KEY} to corrupt"]
+    if lacking:
+        raise ConfigError(
+            f"task {task.name!r} lacks {', '.join(lacking)}: the mechanistic evaluation needs "
+            f"positions {', '.join(POSITIONS)}, and to corrupt {KEY}. Use another task"
+        )
+    _draw(task, dev, "task")
+    _draw(task, test, "task", task.corruptions)
+
+
+@lru_cache(maxsize=256)
+def _draw(task: Task, split: Split, what: str, corruptions: tuple[str, ...] = ()) -> None:
+    """Draw 2 documents of a task, and corrupt them.
+
+    Raises:
+        ConfigError: It does not go.
+    """
+    generator = torch.Generator().manual_seed(0)
+    doing = "drawn"
+    try:
+        batch = task.sample(2, split, generator=generator)
+        for position in corruptions:
+            doing = f"corrupted at {position}"
+            task.corrupt(batch, position, generator=generator)
+    except TaskError as error:
+        raise ConfigError(
+            f"{what}: documents of split {split!r} cannot be {doing}: {error}"
+        ) from error
+
+
+@lru_cache(maxsize=1024)
+def _check_sites(config: str, sites: tuple[str, ...]) -> None:
+    """Build a model without values, and find the sites in it.
+
+    Raises:
+        ConfigError: No layer has one of them, or the model cannot be built.
+    """
+    model = HookedModel(ModelConfig.from_dict(json.loads(config)), initialise=False)
+    try:
+        if sites:
+            find_sites(model, sites)
+    except HookNameError as error:
+        raise ConfigError(f"evaluate: sites={list(sites)}: {error}") from error

@@ -9,7 +9,10 @@ import pytest
 
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.sweeps import RunSpec, parse_sweep, read_sweep
+from hooked_ssm.sweeps import spec as spec_module
 from tests.sweeps.tiny import SWEEP, one_run, tiny_sweep
+
+pytestmark = pytest.mark.usefixtures("as_shipped")
 
 EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
 
@@ -40,7 +43,7 @@ def test_the_key_leaves_out_what_changes_no_trained_model():
     spec = one_run()
     for changes in ({"checkpoint_every": 7}, {"keep_checkpoints": "all"}):
         assert one_run(**changes).key == spec.key
-    for evaluate in ({}, {"documents": 9}, {"split": "train", "directions": ["restore", "corrupt"]}):
+    for evaluate in ({}, {"documents": 9}, {"directions": ["restore", "corrupt"]}):
         assert RunSpec.from_json({**spec.to_json(), "evaluate": evaluate}).key == spec.key
 
 
@@ -111,6 +114,18 @@ def test_training_documents_may_ask_more_often():
         ({"evaluate": {"documents": 0}}, "documents=0"),
         ({"evaluate": {"document": 1}}, "unknown evaluate field 'document'"),
         ({"model": {"d_conf": 1}}, "unknown config field 'd_conf'"),
+        ({"evaluate": {"directions": ["restor"]}}, "directions=.*'restor'.*mean 'restore'"),
+        ({"evaluate": {"directions": ["corrupt"]}}, "directions=.*allowed.*'restore'"),
+        ({"evaluate": {"sites": ["resid_pre", "ressid"]}}, "sites=.*'ressid'"),
+        ({"evaluate": {"sites": ["ssm_dt"]}}, "attention d8.*sites=.*ssm_dt"),
+        ({"model": {"n_ctx": 4}}, "n_ctx=4, but documents.*need 9.*Leave n_ctx out"),
+        ({"model": {"d_vocab": 14}}, "d_vocab=14, but documents.*need 15"),
+        ({"model": {"n_ctx": 9}, "train_task": {"num_queries": 2}}, "n_ctx=9.*need 11"),
+        ({"model": {"n_heads": 3}}, "n_heads=3"),
+        (
+            {"tasks": {"tiny": {"task": "associative_recall", "num_kv": 8, "num_pairs": 4}}},
+            "'test' cannot be corrupted at query_item_orig: no token is left to put in",
+        ),
         (
             {"variants": {"a": {}}, "grid": {**SWEEP["grid"], "variant": ["", "a"]}},
             "the same run under two names",
@@ -120,6 +135,15 @@ def test_training_documents_may_ask_more_often():
 def test_mistakes_are_named_before_anything_is_trained(changes, message):
     with pytest.raises(ConfigError, match=message):
         parse_sweep({**SWEEP, **changes})
+
+
+def test_hundreds_of_runs_are_checked_in_seconds(monkeypatch):
+    built = []
+    monkeypatch.setattr(spec_module, "HookedModel", lambda cfg, **_: built.append(cfg))
+    grid = {**SWEEP["grid"], "lr": [i / 1000 for i in range(1, 11)], "seed": list(range(7))}
+    specs = parse_sweep({**SWEEP, "grid": {**grid, "d_model": 24}, "evaluate": {}})
+    assert len(specs) == 420
+    assert len(built) == 6  # architectures and layers: neither rates nor seeds make other models
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
