@@ -222,6 +222,12 @@ class RunSpec:
         """
         train, evaluate = self.train_config(), self.evaluation_config()
         task, train_task = json.dumps(self.task), json.dumps({**self.task, **self.train_task})
+        if train.eval_split == evaluate.split:
+            raise ConfigError(
+                f"train: eval_split={train.eval_split!r} is evaluate's split too: the learning "
+                "rate would be chosen on the split it is judged by. Allowed: two different ones, "
+                "such as eval_split 'dev' and split 'test', the defaults"
+            )
         _check_documents(task, train.eval_split, evaluate.split)
         _draw(_task(train_task), "train", "train_task")
         config = self.model_config().with_(seed=0)

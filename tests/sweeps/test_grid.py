@@ -113,6 +113,8 @@ def test_training_documents_may_ask_more_often():
         ({"train": {**SWEEP["train"], "folder": "x"}}, "folder is no part of a run"),
         ({"evaluate": {"documents": 0}}, "documents=0"),
         ({"evaluate": {"document": 1}}, "unknown evaluate field 'document'"),
+        ({"evaluate": {"split": "dev"}}, "eval_split='dev' is evaluate's.*judged by. Allowed"),
+        ({"train": {**SWEEP["train"], "eval_split": "test"}}, "eval_split='test' is evaluate's"),
         ({"model": {"d_conf": 1}}, "unknown config field 'd_conf'"),
         ({"evaluate": {"directions": ["restor"]}}, "directions=.*'restor'.*mean 'restore'"),
         ({"evaluate": {"directions": ["corrupt"]}}, "directions=.*allowed.*'restore'"),
