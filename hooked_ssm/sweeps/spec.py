@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,10 @@ from hooked_ssm.training import TrainConfig
 from hooked_ssm.training.config import RESULT_FREE
 
 FORMAT = 1  # of a spec's identity: another number gives every run another name
+
+FIXED_FIELDS = ("task", "holdout", "seed")
+"""Fields of a task that its training documents share: the kind of task, and what is held out of
+training, or drawn as its grammar."""
 
 Directions = Annotated[
     Sequence[Direction],
@@ -83,7 +88,8 @@ class RunSpec:
         model: Fields of `ModelConfig`; d_vocab and n_ctx are the task's where they are left out.
         task: A spec of `Task.from_json`; its `single_query()` documents are evaluated.
         train: Fields of `TrainConfig`, but where it runs (folder, device).
-        train_task: Fields of the task that the training documents differ in.
+        train_task: Fields of the task that the training documents differ in; neither its
+            vocabulary nor `FIXED_FIELDS`, which decide what is compared.
         evaluate: Fields of `EvaluationConfig`. No part of what the run is: evaluating in another
             way trains nothing again.
         task_name: What tables call the task. Names are no part of what the run is either.
@@ -228,6 +234,7 @@ class RunSpec:
                 "rate would be chosen on the split it is judged by. Allowed: two different ones, "
                 "such as eval_split 'dev' and split 'test', the defaults"
             )
+        _check_same_words(task, train_task)
         _check_documents(task, train.eval_split, evaluate.split)
         _draw(_task(train_task), "train", "train_task")
         config = self.model_config().with_(seed=0)
@@ -237,6 +244,33 @@ class RunSpec:
 @lru_cache(maxsize=64)
 def _task(spec: str) -> Task:
     return Task.from_json(json.loads(spec))  # a grammar is drawn and tried: once is enough
+
+
+@lru_cache(maxsize=256)
+def _check_same_words(spec: str, train_spec: str) -> None:
+    """Hold the training task to the vocabulary and the fixed fields of the task.
+
+    Raises:
+        ConfigError: It has others.
+    """
+    task, train = _task(spec), _task(train_spec)
+    fixed, trained = task.to_json(), train.to_json()
+    for name in FIXED_FIELDS:
+        if fixed.get(name) != trained.get(name):
+            raise ConfigError(
+                f"train_task: {name}={trained.get(name)!r}, but the task's is {fixed.get(name)!r}: "
+                "it decides what is compared, so training documents share it. Leave it out, or "
+                "change it under tasks"
+            )
+    names, trained_names = task.token_names, train.token_names
+    if names != trained_names:
+        both = enumerate(zip_longest(trained_names, names))
+        at, (got, wanted) = next((i, pair) for i, pair in both if pair[0] != pair[1])
+        raise ConfigError(
+            f"train_task: its vocabulary of {len(trained_names)} tokens is not the task's of "
+            f"{len(names)}: token {at} is {got!r}, but the task's is {wanted!r}. Leave out what "
+            "changes the vocabulary, or change it under tasks"
+        )
 
 
 @lru_cache(maxsize=256)

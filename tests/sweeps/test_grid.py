@@ -115,6 +115,13 @@ def test_training_documents_may_ask_more_often():
         ({"evaluate": {"document": 1}}, "unknown evaluate field 'document'"),
         ({"evaluate": {"split": "dev"}}, "eval_split='dev' is evaluate's.*judged by. Allowed"),
         ({"train": {**SWEEP["train"], "eval_split": "test"}}, "eval_split='test' is evaluate's"),
+        ({"train_task": {"num_kv": 20}}, "train_task: its vocabulary of 23.*'k6'.*'v0'"),
+        ({"train_task": {"holdout": 0.1}}, "train_task: holdout=0.1, but the task's is 0.0"),
+        ({"train_task": {"seed": 1}}, "train_task: seed=1, but the task's is 0.*Leave it out"),
+        (
+            {"train_task": {"task": "multi_query_associative_recall", "num_pairs": 2}},
+            "train_task: task='multi_query_associative_recall', but the task's is",
+        ),
         ({"model": {"d_conf": 1}}, "unknown config field 'd_conf'"),
         ({"evaluate": {"directions": ["restor"]}}, "directions=.*'restor'.*mean 'restore'"),
         ({"evaluate": {"directions": ["corrupt"]}}, "directions=.*allowed.*'restore'"),
