@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -15,20 +14,21 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import torch
-
 from hooked_ssm.checks import Count, checked
-from hooked_ssm.sweeps.run_folder import RunFolder
 from hooked_ssm.sweeps.spec import RunSpec
-from hooked_ssm.sweeps.worker import Outcome, execute
+from hooked_ssm.sweeps.worker import Outcome, Setup, attempt
 
 EXIT_CODES: dict[Outcome, int] = {"done": 0, "failed": 70, "busy": 75, "interrupted": 130}
+REASON_BYTES = 4000  # of a worker's last message: a pipe takes so many without a reader
 PATIENCE = 20.0  # seconds a worker that is asked to stop gets for its step and its checkpoint
 
 
 @dataclass(frozen=True)
 class Ended:
-    """An attempt that ended: as the worker says, or "crashed" if it could say nothing."""
+    """An attempt that ended: as the worker says, or "crashed" if it could say nothing.
+
+    `detail` is why it failed or crashed.
+    """
 
     spec: RunSpec
     outcome: Outcome | Literal["crashed"]
@@ -77,7 +77,7 @@ class LocalExecutor:
         self.workers = usable_cores() if workers is None else workers
         self.device, self.threads = device, threads
         self._context = _context(device)
-        self._processes: dict[Any, tuple[RunSpec, Any]] = {}
+        self._processes: dict[Any, _Process] = {}
 
     @property
     def has_room(self) -> bool:
@@ -85,26 +85,24 @@ class LocalExecutor:
 
     @property
     def running(self) -> list[RunSpec]:
-        return [spec for spec, _ in self._processes.values()]
+        return [process.spec for process in self._processes.values()]
 
     def start(self, sweep: Path, spec: RunSpec) -> None:
+        setup = Setup(self.device, self.threads)
+        said, saying = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=_work, args=(str(sweep), spec.to_json(), self.device, self.threads)
+            target=_work, args=(saying, str(sweep), spec.to_json(), setup)
         )
         process.start()
-        self._processes[process.sentinel] = (spec, process)
+        saying.close()  # the worker has its own end
+        self._processes[process.sentinel] = _Process(spec, process, said)
 
     def wait(self, seconds: float) -> list[Ended]:
-        ended = []
-        for sentinel in wait_for(list(self._processes), seconds):
-            spec, process = self._processes.pop(sentinel)
-            process.join()
-            ended.append(_ended(spec, process.exitcode))
-            process.close()
-        return ended
+        sentinels = wait_for(list(self._processes), seconds)
+        return [self._processes.pop(sentinel).ended() for sentinel in sentinels]
 
     def stop(self) -> None:
-        processes = [process for _, process in self._processes.values()]
+        processes = [running.process for running in self._processes.values()]
         for process in processes:
             if process.is_alive():
                 _ask_to_stop(process.pid)
@@ -114,6 +112,21 @@ class LocalExecutor:
             process.kill()
             process.join()
         self._processes.clear()
+
+
+@dataclass(frozen=True)
+class _Process:
+    spec: RunSpec
+    process: Any
+    said: Any  # the end of a pipe, from which the reason of a failure is read
+
+    def ended(self) -> Ended:
+        self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        with self.said, suppress(EOFError, OSError):
+            return _ended(self.spec, code, self.said.recv_bytes().decode("utf-8", "replace"))
+        return _ended(self.spec, code, "")
 
 
 def usable_cores() -> int:
@@ -138,25 +151,26 @@ def _context(device: str | None) -> Any:
     return context
 
 
-def _ended(spec: RunSpec, code: int) -> Ended:
+def _ended(spec: RunSpec, code: int, reason: str) -> Ended:
     for outcome, exit_code in EXIT_CODES.items():
         if code == exit_code:
-            return Ended(spec, outcome)
+            return Ended(spec, outcome, reason)
     if code < 0:
         return Ended(spec, "crashed", f"its process was ended by {signal.Signals(-code).name}")
     return Ended(spec, "crashed", f"its process ended with exit code {code}")
 
 
-def _work(sweep: str, values: dict[str, Any], device: str | None, threads: int) -> None:
+def _work(saying: Any, sweep: str, values: dict[str, Any], setup: Setup) -> None:
     """Execute a run in a process of its own."""
-    spec = RunSpec.from_json(values)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the sweep alone, which then asks once
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the sweep is under nohup
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
-    _write_to(RunFolder.of(sweep, spec).log)
-    torch.set_num_threads(threads)
-    sys.exit(EXIT_CODES[execute(sweep, spec, device)])
+    outcome, reason = attempt(sweep, values, setup)
+    if reason:
+        with suppress(OSError):  # the sweep is gone
+            saying.send_bytes(reason.encode()[:REASON_BYTES])
+    sys.exit(EXIT_CODES[outcome])
 
 
 def _stop_with_the_sweep() -> None:
@@ -170,14 +184,3 @@ def _stop_with_the_sweep() -> None:
 def _ask_to_stop(pid: int) -> None:
     with suppress(ProcessLookupError):  # it has just ended by itself
         os.kill(pid, signal.SIGINT)
-
-
-def _write_to(path: Path) -> None:
-    """Have everything that the process prints and logs end up in a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True
-    )

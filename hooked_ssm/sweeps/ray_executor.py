@@ -10,7 +10,7 @@ from hooked_ssm.checks import Count, NonNegative, checked
 from hooked_ssm.errors import ConfigError, MissingDependencyError
 from hooked_ssm.sweeps.executors import Ended
 from hooked_ssm.sweeps.spec import RunSpec
-from hooked_ssm.sweeps.worker import execute
+from hooked_ssm.sweeps.worker import Attempt, Setup, attempt
 
 STORE_BYTES = 200 * 1024**2  # of a Ray of our own: specs travel through it, results do not
 
@@ -58,7 +58,8 @@ class RayExecutor:
         return list(self._runs.values())
 
     def start(self, sweep: Path, spec: RunSpec) -> None:
-        reference = self._task.remote(str(sweep.absolute()), spec.to_json(), self.device)
+        setup = Setup(self.device)
+        reference = self._task.remote(str(sweep.absolute()), spec.to_json(), setup)
         self._runs[reference] = spec
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -77,7 +78,7 @@ class RayExecutor:
     def _ended(self, reference: Any) -> Ended:
         spec = self._runs.pop(reference)
         try:
-            return Ended(spec, self._ray.get(reference))
+            return Ended(spec, *self._ray.get(reference))
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
             return Ended(spec, "crashed", f"{type(error).__name__}: {reason}")
@@ -114,5 +115,5 @@ def _ray() -> Any:
     return ray
 
 
-def _work(sweep: str, values: dict[str, Any], device: str | None) -> str:
-    return execute(sweep, RunSpec.from_json(values), device)
+def _work(sweep: str, values: dict[str, Any], setup: Setup) -> Attempt:
+    return attempt(sweep, values, setup)

@@ -128,7 +128,7 @@ class RunFolder:
         write_json(self._result, result)
 
     def fail(self, error: Exception) -> None:
-        """Write why an attempt failed; the lock must be held."""
+        """Write why an attempt failed."""
         write_json(
             self._failure,
             {
@@ -171,12 +171,18 @@ class RunFolder:
         entry = read_json(self._failure)
         return f"{entry['error']}: {entry['message']}"
 
+    def last_words(self) -> str:
+        """Return the last line of the log; "" if there is none."""
+        try:
+            lines = _end_of(self.log).decode("utf-8", "replace").splitlines()
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
     def steps_done(self) -> int:
         """Return how far training is, by the last row of its history; 0 before the first."""
         try:
-            with open(self.training / "history.jsonl", "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
-                lines = file.read().splitlines()
+            lines = _end_of(self.training / "history.jsonl").splitlines()
         except OSError:
             return 0
         for line in reversed(lines):  # the last one may still be in writing
@@ -184,6 +190,12 @@ class RunFolder:
             if found and line.endswith(b"}"):
                 return int(found[1])
         return 0
+
+
+def _end_of(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
+        return file.read()
 
 
 def _described(spec: RunSpec) -> dict[str, Any]:

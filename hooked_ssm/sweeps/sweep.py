@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hooked_ssm.checks import Natural, checked
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.errors import CheckpointError, ConfigError, HookedSSMError
 from hooked_ssm.files import make_folder
 from hooked_ssm.progress import tqdm
 from hooked_ssm.sweeps.executors import Ended, Executor, LocalExecutor
@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 POLL = 0.5  # seconds between two looks at how far the runs are
 BUSY_AGAIN = 2.0  # seconds until a run that somebody else held is tried again
+
+
+class CrashedError(HookedSSMError, RuntimeError):
+    """A run's processes ended before they could say how the run went."""
 
 
 @dataclass(frozen=True)
@@ -178,17 +182,32 @@ class _Sweep:
             self.busy[spec.key] = time.monotonic() + BUSY_AGAIN
             self.waiting.append(spec)
         elif ended.outcome == "failed":
-            self._fail(spec, run.failure() or "no reason was written")
+            self._fail(spec, ended.detail or "no reason was given")
         else:
             self._retry(spec, ended.detail or "it was asked to stop")
 
     def _retry(self, spec: RunSpec, why: str) -> None:
         self.crashes[spec.key] += 1
         if self.crashes[spec.key] > self.retries:
-            self._fail(spec, f"{why}, for the {self.crashes[spec.key]}th time")
+            self._give_up(spec, why)
             return
         log.warning("%s: %s; it is started again", spec.label, why)
         self.waiting.appendleft(spec)
+
+    def _give_up(self, spec: RunSpec, why: str) -> None:
+        """Write for a run whose processes left no reason what is known of it."""
+        run, times = self._run(spec), self.crashes[spec.key]
+        words = run.last_words()
+        reason = why + (f", {times} times" if times > 1 else "")
+        reason += f"; the last line of its log.txt: {words}" if words else ""
+        try:
+            with run.locked() as held:
+                if held:  # else another sweep works on it
+                    run.begin(spec)
+                    run.fail(CrashedError(reason))
+        except (OSError, CheckpointError) as error:
+            log.error("%s: its failure cannot be written: %s", spec.label, error)
+        self._fail(spec, reason)
 
     def _fail(self, spec: RunSpec, reason: str) -> None:
         log.error("%s: %s", spec.label, reason)

@@ -52,6 +52,16 @@ class Killer(LocalExecutor):
         self.killed_at.append(run.steps_done())
 
 
+class Counting(LocalExecutor):
+    """Counts attempts."""
+
+    started = 0
+
+    def start(self, sweep, spec):
+        super().start(sweep, spec)
+        self.started += 1
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The folder and the spec of a long run that nobody disturbed."""
@@ -99,7 +109,24 @@ def test_retries_are_bounded_and_the_rest_goes_on(tmp_path):
     outcome = run_sweep(specs, tmp_path, executor=Killer(2), retries=1, progress=False)
     assert outcome.complete == specs[1:]
     (failure,) = outcome.failures
-    assert "SIGKILL" in failure.reason and failure.spec == specs[0]
+    assert "was ended by SIGKILL, 2 times; the last line of its log.txt: " in failure.reason
+    assert failure.spec == specs[0]
+    row = results_table(tmp_path).set_index("run").loc[specs[0].key]
+    assert row["state"] == "failed" and row["reason"] == f"CrashedError: {failure.reason}"
+
+
+@pytest.mark.parametrize("blocked", [("spec.json",), ("spec.json", "failure.json"), ("log.txt",)])
+def test_what_cannot_be_written_is_a_failure_with_its_reason(blocked, tmp_path):
+    spec, executor = one_run(), Counting(1)
+    run = RunFolder.of(tmp_path, spec)
+    for name in blocked:
+        (run.path / name).mkdir(parents=True)
+    (failure,) = run_sweep([spec], tmp_path, executor=executor, progress=False).failures
+    assert executor.started == 1 and blocked[0] in failure.reason
+    if "failure.json" in blocked:
+        assert "failure.json cannot be written either" in failure.reason
+    else:
+        assert run.failure() == failure.reason
 
 
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path, undisturbed):
