@@ -11,7 +11,12 @@ import pandas as pd
 from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.files import make_folder, new_file, write_text
-from hooked_ssm.sweeps.table import best_over_lr, results_table, task_descriptions
+from hooked_ssm.sweeps.table import (
+    best_over_lr,
+    refuse_other_runs,
+    results_table,
+    task_descriptions,
+)
 
 ABOUT = """
 Each cell (architecture, variant, layers, d_model) is shown at the learning rate that is best on dev
@@ -31,16 +36,18 @@ def write_report(folder: Path | str, out: Path | str, command: str | None = None
 
     Raises:
         CheckpointError: The folder holds no runs.
-        ConfigError: `out` is no name of an HTML file, or lies in a file.
+        ConfigError: `out` is no name of an HTML file, or lies in a file; or several runs are of one
+            cell, learning rate and seed.
     """
     page = Path(out)
     if page.suffix not in (".html", ".htm"):
         raise ConfigError(f"out={str(out)!r}; allowed: a file that ends in .html")
     table = results_table(folder)
+    title, tasks = f"Sweep {Path(folder).name}", task_descriptions(folder)
+    text = sweep_page(table, tasks, title=title, command=command)
     make_folder(page.parent, "out")
     files = [page, page.with_suffix(".csv"), page.with_suffix(".parquet")]
-    title, tasks = f"Sweep {Path(folder).name}", task_descriptions(folder)
-    write_text(page, sweep_page(table, tasks, title=title, command=command))
+    write_text(page, text)
     with new_file(files[1]) as temporary:
         table.to_csv(temporary, index=False)
     with new_file(files[2]) as temporary:
@@ -61,8 +68,13 @@ def sweep_page(
         table: Of `results_table`.
         tasks: What each task asks, of `task_descriptions`.
         title, command: What heads the page.
+
+    Raises:
+        ConfigError: Several runs are of one cell, learning rate and seed.
     """
     from hooked_ssm import plots  # plotly is imported only where something is drawn
+
+    refuse_other_runs(table)
 
     complete = table[table["state"] == "complete"]
     sections: list[Any] = [plots.Section("Runs", _overview(table))]

@@ -79,12 +79,38 @@ def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
 
     Raises:
         KeyError: A column is missing.
+        ConfigError: Several rows are of one cell, learning rate and seed.
     """
+    refuse_other_runs(frame, by)
     complete = frame[frame["state"] == "complete"]
     means = complete.groupby([*by, "lr"], as_index=False)["dev_accuracy"].mean()
     means = means.sort_values(["dev_accuracy", "lr"], ascending=[False, True], kind="stable")
     best = means.drop_duplicates(list(by))[[*by, "lr"]]
     return complete.merge(best, on=[*by, "lr"]).sort_values([*by, "seed"], ignore_index=True)
+
+
+def refuse_other_runs(frame: pd.DataFrame, by: Sequence[str] = CELL) -> None:
+    """Refuse a table in which seeds cannot be averaged: rows that differ in something else.
+
+    Raises:
+        KeyError: A column is missing.
+        ConfigError: Several rows are of one cell, learning rate and seed, so that they are runs of
+            something that the table does not name.
+    """
+    names = list(dict.fromkeys([*CELL, *by, "lr", "seed"]))
+    again = frame[frame.duplicated(names, keep=False)]
+    if again.empty:
+        return
+    first = again.iloc[0]
+    same = again[(again[names] == first[names]).all(axis=1)]
+    runs = same.get("run", same.index)
+    what = ", ".join(f"{name} {first[name]}" for name in names if first[name] != "")
+    raise ConfigError(
+        f"{len(same)} runs are all {what}: {', '.join(map(str, runs))}; they differ in something "
+        "else and are no seeds of one run. Allowed: one run per cell, learning rate and seed. Put "
+        "sweeps into separate folders, give what differs a name (a variant, another task name), or "
+        "remove the runs that are not wanted"
+    )
 
 
 def _row(run: RunFolder) -> dict[str, Any]:

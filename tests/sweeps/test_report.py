@@ -23,6 +23,7 @@ from hooked_ssm.sweeps import (
     sweep_page,
     write_report,
 )
+from hooked_ssm.sweeps.table import CELL
 from tests.plots.pages import Page
 from tests.sweeps.tiny import SWEEP
 
@@ -103,6 +104,33 @@ def test_the_best_learning_rate_of_a_cell_has_the_highest_mean_on_dev():
     ]
     best = best_over_lr(pd.DataFrame([{**cell, **row} for row in rows]))
     assert best["accuracy"].tolist() == [0.3, 0.4, 0.6]
+
+
+def test_runs_of_other_content_are_no_seeds(folder, tmp_path):
+    (spec, *_) = parse_sweep({**CONTENT, "train": {**SWEEP["train"], "steps": 3}})
+    run = RunFolder.of(folder, spec)
+    run.path.mkdir()
+    run.begin(spec)
+    table = results_table(folder)
+    assert len(table) == 18  # the table itself lists them
+    two = table[(table["lr"] == 1e-3) & (table["seed"] == 0) & (table["d_model"] == 8)]
+    two = two[two["architecture"] == "attention"]
+    assert spec.key in set(two["run"]) and len(two) == 2
+    message = "2 runs are all task tiny, architecture attention, n_layers 2.*" + ", ".join(
+        two["run"]
+    )
+    out = tmp_path / "out" / "report.html"
+    for refused in (
+        lambda: best_over_lr(table),
+        lambda: sweep_page(table),
+        lambda: write_report(folder, out),
+    ):
+        with pytest.raises(ConfigError, match=f"{message}.*separate folders"):
+            refused()
+    assert not out.parent.exists()
+    # what a caller tells apart is apart
+    named = table.assign(steps=(table["run"] == spec.key).astype(int))
+    assert len(best_over_lr(named, by=[*CELL, "steps"])) == len(best_over_lr(table.drop(two.index)))
 
 
 def test_accuracy_by_width_has_a_point_per_width_and_a_bar_over_seeds(folder):
