@@ -20,7 +20,8 @@ from hooked_ssm.sweeps.table import (
 
 ABOUT = """
 Each cell (architecture, variant, layers, d_model) is shown at the learning rate that is best on dev
-documents, averaged over seeds; accuracies are those on test documents.
+documents, averaged over seeds; accuracies are those on test documents. A rate at which runs are
+missing comes after those at which more are complete.
 
 Attribution is the share of the original answer's probability that comes back when one activation of
 the original document is restored at the input of the last block, the key in context being replaced.
@@ -122,12 +123,17 @@ def _task(runs: pd.DataFrame) -> list[Any]:
 
 
 def _accuracies(best: pd.DataFrame) -> pd.DataFrame:
-    """Return mean accuracies: a row per architecture, variant and layers, a column per width."""
+    """Return mean accuracies: a row per architecture, variant and layers, a column per width.
+
+    Where cells are means over different numbers of runs, a column per width says how many.
+    """
     rows = ["architecture", *(["variant"] if best["variant"].any() else []), "n_layers"]
-    table = best.pivot_table("accuracy", rows, "d_model", sort=False)
-    table = table[sorted(table.columns)]
-    table.columns = [f"d={width}" for width in table.columns]
-    return table.reset_index()
+    cells = best.groupby([*rows, "d_model"], sort=False)["accuracy"]
+    means, counts = cells.mean().unstack(), cells.size().unstack()
+    named = {f"d={width}": means[width] for width in sorted(means.columns)}
+    if counts.stack().nunique() > 1:
+        named |= {f"runs at d={w}": counts[w].astype("Int64") for w in sorted(counts.columns)}
+    return pd.DataFrame(named).reset_index()
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

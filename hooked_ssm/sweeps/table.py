@@ -74,8 +74,9 @@ def task_descriptions(folder: Path | str) -> dict[str, str]:
 def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
     """Return the complete runs at the learning rate that is best in their cell, all seeds of it.
 
-    The best is the one of the highest mean accuracy on the trainer's evaluation documents, so that
-    the test documents do not choose; at equals, the smaller one.
+    The best is the one of the most complete runs, since a rate at which some seeds fail is not
+    judged by those that are left; then of the highest mean accuracy on the trainer's evaluation
+    documents, so that the test documents do not choose; then the smaller one.
 
     Raises:
         KeyError: A column is missing.
@@ -83,9 +84,10 @@ def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
     """
     refuse_other_runs(frame, by)
     complete = frame[frame["state"] == "complete"]
-    means = complete.groupby([*by, "lr"], as_index=False)["dev_accuracy"].mean()
-    means = means.sort_values(["dev_accuracy", "lr"], ascending=[False, True], kind="stable")
-    best = means.drop_duplicates(list(by))[[*by, "lr"]]
+    rates = complete.groupby([*by, "lr"], as_index=False)["dev_accuracy"].agg(["size", "mean"])
+    order = ["size", "mean", "lr"]
+    rates = rates.sort_values(order, ascending=[False, False, True], kind="stable")
+    best = rates.drop_duplicates(list(by))[[*by, "lr"]]
     return complete.merge(best, on=[*by, "lr"]).sort_values([*by, "seed"], ignore_index=True)
 
 

@@ -106,6 +106,31 @@ def test_the_best_learning_rate_of_a_cell_has_the_highest_mean_on_dev():
     assert best["accuracy"].tolist() == [0.3, 0.4, 0.6]
 
 
+def test_a_learning_rate_with_failed_seeds_does_not_beat_a_whole_one(folder):
+    table = results_table(folder)
+    best = best_over_lr(table)
+    cell = (best["architecture"] == "mamba") & (best["d_model"] == 8) & (best["variant"] == "")
+    assert best[cell]["lr"].tolist() == [1e-2, 1e-2]
+    failed = best[cell]["run"].iloc[0]
+    table.loc[table["run"] == failed, "state"] = "failed"
+    best = best_over_lr(table)
+    cell = (best["architecture"] == "mamba") & (best["d_model"] == 8) & (best["variant"] == "")
+    assert best[cell]["lr"].tolist() == [1e-3, 1e-3]
+
+
+def test_the_table_says_how_many_runs_a_cell_has_where_they_differ(folder):
+    table = results_table(folder)
+    plain = table[table["variant"] == ""]
+    assert "runs at d=8" not in " ".join(Page(sweep_page(plain)).text)
+    lost = (plain["architecture"] == "mamba") & (plain["d_model"] == 8) & (plain["seed"] == 1)
+    page = sweep_page(plain[~lost])
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", page)
+    head = next(i for i, row in enumerate(rows) if "runs at d=8" in row)
+    cells = [re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", row) for row in rows[head : head + 3]]
+    assert cells[0][-2:] == ["runs at d=8", "runs at d=16"]
+    assert {row[0]: row[-2:] for row in cells[1:]} == {"attention": ["2", "2"], "mamba": ["1", "2"]}
+
+
 def test_runs_of_other_content_are_no_seeds(folder, tmp_path):
     (spec, *_) = parse_sweep({**CONTENT, "train": {**SWEEP["train"], "steps": 3}})
     run = RunFolder.of(folder, spec)
