@@ -8,7 +8,7 @@ from hooked_ssm.training.config import TrainConfig
 from hooked_ssm.training.loss import answer_accuracy, training_loss
 from hooked_ssm.training.optimizer import learning_rate, split_by_decay
 from hooked_ssm.training.run import TrainRun
-from hooked_ssm.training.trainer import train
+from hooked_ssm.training.trainer import train, training_stream
 
 __all__ = [
     "DivergedError",
@@ -20,4 +20,5 @@ __all__ = [
     "split_by_decay",
     "train",
     "training_loss",
+    "training_stream",
 ]

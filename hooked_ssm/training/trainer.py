@@ -77,7 +77,7 @@ class _Loop:
         self.device = next(model.parameters()).device
         self.optimizer = build_optimizer(model, config)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.stream = _training_stream(task, config)
+        self.stream = training_stream(task, config)
         self.documents = _evaluation_set(eval_task, config)
         self.folder = None if config.folder is None else Path(config.folder)
         self.history = History(self.folder and self.folder / "history.jsonl")
@@ -259,7 +259,8 @@ class _Loop:
         bar.update(self.step - bar.n)
 
 
-def _training_stream(task: Task, config: TrainConfig) -> Stream | FixedSet:
+def training_stream(task: Task, config: TrainConfig) -> Stream | FixedSet:
+    """Return the documents that a run trains on, from the first one."""
     if config.train_set_size is None:
         return Stream(task, derived_seed(config.seed, "training stream"))
     return FixedSet(task, config.train_set_size, derived_seed(config.seed, "training set"))
