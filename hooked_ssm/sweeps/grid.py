@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +85,66 @@ def parse_sweep(content: Any, *, small: bool = False) -> list[RunSpec]:
     if small:
         content = _merged(content, smaller)
     grids = content.get("grid")
-    runs: dict[str, RunSpec] = {}
-    for grid in grids if isinstance(grids, list) else [grids]:
+    runs: list[tuple[int, RunSpec]] = []
+    for number, grid in enumerate(grids if isinstance(grids, list) else [grids], 1):
         for run in _runs(content, _mapping(grid, "grid")):
-            same = runs.setdefault(run.key, run)
-            if same != run:
-                raise ConfigError(
-                    f"{run.label!r} and {same.label!r} are the same run under two names; "
-                    "leave one out"
-                )
-    for run in runs.values():
-        try:
-            run.check()
-        except (HookedSSMError, TypeError) as error:
-            raise ConfigError(f"run {run.label!r}: {error}") from error
-    return list(runs.values())
+            try:
+                run.check()
+            except (HookedSSMError, TypeError) as error:
+                raise ConfigError(f"run {run.label!r}: {error}") from error
+            runs.append((number, run))
+    return _each_once(runs)
+
+
+def _each_once(runs: Sequence[tuple[int, RunSpec]]) -> list[RunSpec]:
+    """Return the runs of numbered grids, those that recur once.
+
+    Raises:
+        ConfigError: One run under two names or evaluated in two ways, or two runs of one name.
+    """
+    keys: dict[str, RunSpec] = {}
+    names: dict[tuple[Any, ...], tuple[int, RunSpec]] = {}
+    for number, run in runs:
+        same = keys.setdefault(run.key, run)
+        if _name(same) != _name(run):
+            raise ConfigError(
+                f"{run.label!r} and {same.label!r} are the same run under two names; leave one out"
+            )
+        if same != run:
+            raise ConfigError(
+                f"{run.label!r} stands here twice, trained alike, with {_difference(same, run)}; "
+                "a run has one evaluation and one way to be kept. Leave one out, or put it into a "
+                "sweep of its own"
+            )
+        first, other = names.setdefault(_name(run), (number, run))
+        if other.key != run.key:
+            raise ConfigError(
+                f"{run.label!r} of grid {first} and {run.label!r} of grid {number} are two runs of "
+                f"one name, with {_difference(other, run)}; tables would average them as seeds. "
+                "Name what differs: put it into a variant, or give the task another name"
+            )
+    return list(keys.values())
+
+
+def _name(run: RunSpec) -> tuple[Any, ...]:
+    """What tables tell runs apart by."""
+    axes = [run.model[name] for name in ("architecture", "n_layers", "d_model")]
+    return (run.task_name, run.variant, *axes, run.train["lr"], run.train["seed"])
+
+
+def _difference(one: RunSpec, other: RunSpec) -> str:
+    """Say in what two runs differ, such as "train.steps 2 and 5"."""
+
+    def differences(a: Any, b: Any, path: str) -> Iterator[str]:
+        if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
+            if a != b:
+                yield f"{path} {a!r} and {b!r}"
+            return
+        for name in dict.fromkeys([*a, *b]):
+            inner = f"{path}.{name}" if path else name
+            yield from differences(a.get(name), b.get(name), inner)
+
+    return ", ".join(differences(one.to_json(), other.to_json(), ""))
 
 
 def _merged(content: Mapping[str, Any], smaller: Mapping[str, Any]) -> dict[str, Any]:

@@ -146,6 +146,34 @@ def test_mistakes_are_named_before_anything_is_trained(changes, message):
         parse_sweep({**SWEEP, **changes})
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            {},
+            {"train": {"steps": 5}},
+            "'attention d8 l1 lr 0.001 seed 0, tiny' of grid 1 .* of grid 2 are two runs of one "
+            r"name, with train.steps 2 and 5; .*variant.*another name",
+        ),
+        (
+            {"model": {"d_mlp": 8}},
+            {"model": {"d_mlp": 9, "options": {"d_head": 4}}},
+            "with model.d_mlp 8 and 9, model.options None and {'d_head': 4}",
+        ),
+        ({}, {"evaluate": {"documents": 9}}, "trained alike, with evaluate.documents 8 and 9"),
+        ({}, {"train": {"checkpoint_every": 9}}, "alike, with train.checkpoint_every None and 9"),
+    ],
+)
+def test_two_runs_of_one_name_are_refused(one, other, message):
+    grid = {**SWEEP["grid"], "architecture": "attention"}
+    with pytest.raises(ConfigError, match=message):
+        parse_sweep({**SWEEP, "grid": [{**grid, **one}, {**grid, **other}]})
+
+
+def test_runs_that_recur_are_there_once():
+    assert parse_sweep({**SWEEP, "grid": [SWEEP["grid"], SWEEP["grid"]]}) == tiny_sweep()
+
+
 def test_hundreds_of_runs_are_checked_in_seconds(monkeypatch):
     built = []
     monkeypatch.setattr(spec_module, "HookedModel", lambda cfg, **_: built.append(cfg))
