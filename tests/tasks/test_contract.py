@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ from hooked_ssm.tasks import (
     MultiQueryAssociativeRecall,
     SelectiveCopying,
     Task,
+    TaskBatch,
     paper_task,
 )
+from tests.snippets import blocks
 
 TASKS = [
     AssociativeRecall(num_kv=64, num_pairs=8),
@@ -217,3 +221,20 @@ def test_paper_settings_can_be_changed_and_are_checked():
         paper_task("ar_3")
     with pytest.raises(TaskError, match="did you mean 'num_pairs'"):
         paper_task("ar_32", num_pair=4)
+
+
+def test_the_task_that_contributing_shows_keeps_the_contract():
+    page = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    (block,) = [b for b in blocks(page, "python") if b.text.startswith("# tasks/")]
+    assert block.text.count("\n") <= 45
+    names = {"dataclass": dataclass, "torch": torch, "Task": Task, "TaskBatch": TaskBatch}
+    names["IGNORE_INDEX"] = IGNORE_INDEX
+    exec(compile(block.text, str(page), "exec"), names)
+    shown = names["FirstToken"]()
+    test_batch_has_the_declared_shapes(shown)
+    assert Task.from_json(shown.to_json()) == shown
+    batch = shown.sample(20, generator=generator())
+    changed = shown.corrupt(batch, "target_item_orig", generator=generator(1))
+    assert (changed.tokens[:, 1] != batch.answer).all()
+    assert (batch.tokens[:, 1] == batch.answer).all()
+    assert shown.decode(batch.tokens[0])[5:7] == ["<eos>", "?"]
