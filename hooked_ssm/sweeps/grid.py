@@ -17,7 +17,8 @@
     evaluate: {documents: 320}               # fields of EvaluationConfig
     small: {grid: ..., train: ...}           # what read_sweep(path, small=True) puts instead
 
-What is more special wins: variant, then grid, then file. Files are YAML or JSON.
+What is more special wins: variant, then grid, then file; sections are merged field by field, the
+options of model setting by setting (null takes them all away). Files are YAML or JSON.
 """
 
 from __future__ import annotations
@@ -150,8 +151,19 @@ def _difference(one: RunSpec, other: RunSpec) -> str:
 def _merged(content: Mapping[str, Any], smaller: Mapping[str, Any]) -> dict[str, Any]:
     """Put a small version's grid in place, and its other entries into the file's."""
     merged = {**content, **smaller}
-    for name in (*NAMED, *SECTIONS):
+    for name in NAMED:
         merged[name] = {**content.get(name, {}), **smaller.get(name, {})}
+    for name in SECTIONS:
+        merged[name] = _over(content.get(name, {}), smaller.get(name, {}))
+    return merged
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a section's entries over those of another, and options setting by setting."""
+    merged = {**below, **above}
+    options = [layer["options"] for layer in (below, above) if "options" in layer]
+    if len(options) == 2 and all(isinstance(some, Mapping) for some in options):
+        merged["options"] = {**options[0], **options[1]}
     return merged
 
 
@@ -183,7 +195,7 @@ def _sections(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for section in SECTIONS:
         parts[section] = {}
         for layer in layers:
-            parts[section].update(_mapping(layer.get(section, {}), section))
+            parts[section] = _over(parts[section], _mapping(layer.get(section, {}), section))
     return parts
 
 

@@ -85,6 +85,22 @@ def test_variants_grids_and_small_versions_are_merged():
     assert len(small) == len(specs)
 
 
+def test_options_are_merged_setting_by_setting():
+    grid = {**SWEEP["grid"], "architecture": "mamba", "n_layers": 1, "lr": 0.1, "variant": "v"}
+    content = {
+        **SWEEP,
+        "variants": {"v": {"model": {"options": {"d_state": 5}}}},
+        "grid": {**grid, "model": {"options": {"d_conv": 3, "d_state": 4}}},
+        "model": {"options": {"expand": 1, "d_conv": 2}},
+        "small": {"model": {"options": {"expand": 3}}},
+    }
+    (spec,), (small,) = parse_sweep(content), parse_sweep(content, small=True)
+    assert spec.model["options"] == {"expand": 1, "d_conv": 3, "d_state": 5}
+    assert small.model["options"] == {"expand": 3, "d_conv": 3, "d_state": 5}
+    (plain,) = parse_sweep({**content, "grid": {**grid, "model": {"options": None}}})
+    assert plain.model["options"] == {"d_state": 5}
+
+
 def test_training_documents_may_ask_more_often():
     (spec,) = parse_sweep(
         {
