@@ -8,7 +8,7 @@ from typing import Any
 
 from hooked_ssm.checks import Count, NonNegative, checked
 from hooked_ssm.errors import ConfigError, MissingDependencyError
-from hooked_ssm.sweeps.executors import Ended
+from hooked_ssm.sweeps.executors import PATIENCE, Ended
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.sweeps.worker import Attempt, Setup, attempt
 
@@ -69,9 +69,21 @@ class RayExecutor:
         return [self._ended(reference) for reference in ready]
 
     def stop(self) -> None:
-        for reference in self._runs:
-            self._ray.cancel(reference)
-        self._runs.clear()
+        """Ask all runs to stop, wait for their checkpoints, and leave Ray as it was found.
+
+        A Ray of our own ends. A cluster goes on: leaving it closes the connection, and the caller's
+        connection stays open.
+        """
+        try:
+            for reference in self._runs:
+                self._ray.cancel(reference)
+            if self._runs:
+                self._ray.wait(list(self._runs), num_returns=len(self._runs), timeout=PATIENCE)
+        finally:
+            self._runs.clear()
+            self._leave()
+
+    def _leave(self) -> None:
         if self._ours:
             self._ray.shutdown()
 

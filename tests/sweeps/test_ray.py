@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -53,6 +54,35 @@ def test_twelve_runs_one_of_them_killed(tmp_path):
     run_sweep([long], tmp_path / "local", progress=False)
     for of in (result_of, weights_of, history_of):
         assert of(tmp_path / "ray", long) == of(tmp_path / "local", long)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray that was there before the sweep: of one core, without a GPU."""
+    ray = pytest.importorskip("ray", reason=REASON)
+    ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def test_an_interrupted_sweep_leaves_checkpoints_and_the_cluster(tmp_path, cluster):
+    spec = one_run(**LONG)
+    run = RunFolder.of(tmp_path, spec)
+
+    class Interrupted(RayExecutor):
+        def wait(self, seconds):
+            wait_until(lambda: run.steps_done() > 10)
+            raise KeyboardInterrupt
+
+    executor = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep([spec], tmp_path, executor=executor, progress=False)
+    assert json.loads((run.training / "result.json").read_text())["interrupted"]
+    assert list(run.training.glob("checkpoints/step-*")) and not run.is_complete
+    with run.locked() as held:
+        assert held and executor.running == []
+    assert cluster.is_initialized()
+    assert "training from step 0" in run.log.read_text()
 
 
 def test_no_cluster_at_an_address(monkeypatch):
