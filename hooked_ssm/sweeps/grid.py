@@ -18,7 +18,8 @@
     small: {grid: ..., train: ...}           # what read_sweep(path, small=True) puts instead
 
 What is more special wins: variant, then grid, then file; sections are merged field by field, the
-options of model setting by setting (null takes them all away). Files are YAML or JSON.
+options of model setting by setting (null takes them all away). Axes stand on the grid alone. Files
+are YAML or JSON.
 """
 
 from __future__ import annotations
@@ -195,8 +196,26 @@ def _sections(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for section in SECTIONS:
         parts[section] = {}
         for layer in layers:
-            parts[section] = _over(parts[section], _mapping(layer.get(section, {}), section))
+            values = _mapping(layer.get(section, {}), section)
+            _refuse_axes(section, values)
+            parts[section] = _over(parts[section], values)
     return parts
+
+
+def _refuse_axes(section: str, values: Mapping[str, Any]) -> None:
+    """Refuse a section that would override the grid; seeds of tasks and evaluations are others."""
+    own = ("seed",) if section in ("evaluate", "train_task") else ()
+    for name in values:
+        if name in (*AXES, "variant") and name not in own:
+            raise ConfigError(
+                f"{section}: {name}={values[name]!r} would override an axis; put it on the grid: "
+                f"grid: {{{name}: ...}}, where every run says what it is"
+            )
+        if section in ("model", "train") and name == "device":
+            raise ConfigError(
+                f"{section}: device={values[name]!r} is no part of a run; leave it out, and give "
+                "it to the sweep: --device or LocalExecutor(device=...)"
+            )
 
 
 def _task(name: Any, content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

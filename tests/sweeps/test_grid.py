@@ -85,6 +85,26 @@ def test_variants_grids_and_small_versions_are_merged():
     assert len(small) == len(specs)
 
 
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("model", name) for name in ("architecture", "d_model", "n_layers", "seed", "device")]
+    + [("train", name) for name in ("lr", "seed", "device")]
+    + [("train_task", "task"), ("evaluate", "lr")],
+)
+def test_axes_and_devices_stand_in_no_section(section, name):
+    content = {**SWEEP, "variants": {"v": {section: {name: 1}}}}
+    grid = SWEEP["grid"]
+    for wrong in (
+        {**SWEEP, section: {**SWEEP.get(section, {}), name: 1}},
+        {**SWEEP, "grid": {**grid, section: {name: 1}}},
+        {**content, "grid": {**grid, "variant": "v"}},
+    ):
+        with pytest.raises(ConfigError, match=f"^{section}: {name}.*(on the grid|to the sweep)"):
+            parse_sweep(wrong)
+    with pytest.raises(ConfigError, match=f"^{section}: {name}.*(on the grid|to the sweep)"):
+        parse_sweep({**SWEEP, "small": {section: {name: 1}}}, small=True)
+
+
 def test_options_are_merged_setting_by_setting():
     grid = {**SWEEP["grid"], "architecture": "mamba", "n_layers": 1, "lr": 0.1, "variant": "v"}
     content = {
@@ -134,10 +154,6 @@ def test_training_documents_may_ask_more_often():
         ({"train_task": {"num_kv": 20}}, "train_task: its vocabulary of 23.*'k6'.*'v0'"),
         ({"train_task": {"holdout": 0.1}}, "train_task: holdout=0.1, but the task's is 0.0"),
         ({"train_task": {"seed": 1}}, "train_task: seed=1, but the task's is 0.*Leave it out"),
-        (
-            {"train_task": {"task": "multi_query_associative_recall", "num_pairs": 2}},
-            "train_task: task='multi_query_associative_recall', but the task's is",
-        ),
         ({"model": {"d_conf": 1}}, "unknown config field 'd_conf'"),
         ({"evaluate": {"directions": ["restor"]}}, "directions=.*'restor'.*mean 'restore'"),
         ({"evaluate": {"directions": ["corrupt"]}}, "directions=.*allowed.*'restore'"),
@@ -197,6 +213,13 @@ def test_hundreds_of_runs_are_checked_in_seconds(monkeypatch):
     specs = parse_sweep({**SWEEP, "grid": {**grid, "d_model": 24}, "evaluate": {}})
     assert len(specs) == 420
     assert len(built) == 6  # architectures and layers: neither rates nor seeds make other models
+
+
+def test_training_documents_are_of_the_task():
+    train_task = {"task": "multi_query_associative_recall"}
+    spec = RunSpec.from_json({**one_run().to_json(), "train_task": train_task})
+    with pytest.raises(ConfigError, match="task='multi_query_.*', but the task's is 'associative_"):
+        spec.check()
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
