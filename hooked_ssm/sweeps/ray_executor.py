@@ -12,6 +12,7 @@ from hooked_ssm.sweeps.executors import PATIENCE, Ended
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.sweeps.worker import Attempt, Setup, attempt
 
+CPUS = 1.0  # that a run takes: it computes with one thread of torch's
 STORE_BYTES = 200 * 1024**2  # of a Ray of our own: specs travel through it, results do not
 
 
@@ -23,15 +24,16 @@ class RayExecutor:
     """A Ray task per run. The sweep's folder has to be seen by every machine of the cluster.
 
     Args:
-        workers: Runs at once on a Ray of our own; None: one per core. A cluster has its own count.
+        workers: Runs at once; None: as many as there is room for, one per core.
         device: Where they train; None: "cuda" if `gpus` > 0, else the CPU.
-        gpus: What a run takes of a GPU; 0.25 puts four on one.
+        gpus: What a run takes of a machine's GPUs; 0.25 puts four on one.
         address: "auto" joins the cluster this machine belongs to, and starts a Ray of our own if
             there is none; "local" starts one in any case; else a cluster's address.
 
     Raises:
         MissingRayError: Ray is not installed.
-        ConfigError: gpus < 0, or there is no cluster at the address.
+        ConfigError: gpus < 0, between whole numbers above 1, or more than any machine of the
+            cluster has; or there is no cluster at the address.
     """
 
     @checked
@@ -44,14 +46,18 @@ class RayExecutor:
     ) -> None:
         self._ray = _ray()
         self.device = device or ("cuda" if gpus else None)
-        self._connect(workers, address)
-        self._task = self._ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
+        self._workers = workers
         self._runs: dict[Any, RunSpec] = {}
+        if gpus > 1 and gpus % 1:
+            raise ConfigError(f"gpus={gpus:g}; allowed: a fraction of 1, or a whole number")
+        self._connect(workers, address)
+        self._require({"CPU": CPUS, "GPU": float(gpus)})
+        self._task = self._ray.remote(num_cpus=CPUS, num_gpus=gpus, max_retries=0)(_work)
 
     @property
     def has_room(self) -> bool:
-        """Always: Ray lets tasks wait until the cluster has room, and may grow it."""
-        return True
+        """Whether fewer than `workers` wait or run: Ray lets them wait for room on the cluster."""
+        return self._workers is None or len(self._runs) < self._workers
 
     @property
     def running(self) -> list[RunSpec]:
@@ -95,6 +101,20 @@ class RayExecutor:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
             return Ended(spec, "crashed", f"{type(error).__name__}: {reason}")
 
+    def _require(self, wanted: dict[str, float]) -> None:
+        """Refuse what no machine has: Ray would wait for such a machine without end."""
+        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        for name, amount in wanted.items():
+            most = max((machine.get(name, 0.0) for machine in machines), default=0.0)
+            if amount > most:
+                has = self._ray.cluster_resources().get(name, 0.0)
+                self._leave()
+                raise ConfigError(
+                    f"a run takes {amount:g} {name}, but no machine of the Ray cluster has more "
+                    f"than {most:g} ({name} of all {len(machines)} machines: {has:g}); take less, "
+                    "or join another cluster"
+                )
+
     def _connect(self, workers: int | None, address: str) -> None:
         self._ours = not self._ray.is_initialized()
         if not self._ours:
@@ -103,9 +123,12 @@ class RayExecutor:
             try:
                 self._ray.init(address=address, log_to_driver=False)
                 return
-            except ConnectionError as error:
+            except (ConnectionError, ValueError) as error:
                 if address != "auto":
-                    raise ConfigError(f"no Ray cluster at {address!r}: {error}") from error
+                    raise ConfigError(
+                        f"no Ray cluster at address={address!r}: {error}; allowed: auto, local, or "
+                        "a cluster's host:port"
+                    ) from error
         self._ray.init(
             address="local",
             num_cpus=workers,

@@ -85,6 +85,18 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_the_cluster(tmp_path, clust
     assert "training from step 0" in run.log.read_text()
 
 
+def test_more_than_any_machine_has_is_refused(cluster):
+    for gpus in (1, 0.25):
+        with pytest.raises(ConfigError, match=f"takes {gpus} GPU, but no machine .* more than 0 "):
+            RayExecutor(gpus=gpus)
+    with pytest.raises(ConfigError, match="gpus=1.5"):
+        RayExecutor(gpus=1.5)
+    assert cluster.is_initialized()
+    two = RayExecutor(workers=2)
+    two._runs = {"first": one_run(), "second": one_run()}
+    assert not two.has_room and RayExecutor().has_room
+
+
 def test_no_cluster_at_an_address(monkeypatch):
     pytest.importorskip("ray", reason=REASON)
 
@@ -92,5 +104,13 @@ def test_no_cluster_at_an_address(monkeypatch):
         raise ConnectionError("nobody answers")
 
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(ConfigError, match="no Ray cluster at '10.0.0.1:6379': nobody answers"):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match="no Ray cluster at .*'10.0.0.1:6379': nobody answers"):
         RayExecutor(address="10.0.0.1:6379")
+
+
+def test_an_address_that_is_none(monkeypatch):
+    pytest.importorskip("ray", reason=REASON)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match="no Ray cluster at address='foo'"):
+        RayExecutor(address="foo")
