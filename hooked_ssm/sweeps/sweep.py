@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 POLL = 0.5  # seconds between two looks at how far the runs are
 BUSY_AGAIN = 2.0  # seconds until a run that somebody else held is tried again
+BUSY_SAID_AGAIN = 300.0  # seconds until it is said again that somebody holds a run
 
 
 class CrashedError(HookedSSMError, RuntimeError):
@@ -111,6 +112,7 @@ class _Sweep:
     retries: int
     waiting: deque[RunSpec] = field(default_factory=deque)
     busy: dict[str, float] = field(default_factory=dict)  # key -> when to try again
+    held: dict[str, tuple[float, float]] = field(default_factory=dict)  # since when, last said
     crashes: Counter[str] = field(default_factory=Counter)
     failures: dict[str, Failure] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)  # key -> how far its training is
@@ -171,20 +173,32 @@ class _Sweep:
             time.sleep(POLL)  # everything left is held by somebody else
 
     def _handle(self, ended: Ended) -> None:
-        spec, run = ended.spec, self._run(ended.spec)
+        spec = ended.spec
         if self._is_complete(spec):
             return
         if ended.outcome == "busy":
-            if spec.key not in self.busy:
-                holder = run.holder() or {}
-                who = f"process {holder.get('pid')} on {holder.get('host')}"
-                log.info("%s: %s works on it, so it waits", spec.label, who)
-            self.busy[spec.key] = time.monotonic() + BUSY_AGAIN
-            self.waiting.append(spec)
+            self._wait_for_holder(spec)
         elif ended.outcome == "failed":
             self._fail(spec, ended.detail or "no reason was given")
         else:
             self._retry(spec, ended.detail or "it was asked to stop")
+
+    def _wait_for_holder(self, spec: RunSpec) -> None:
+        """Try a run later that somebody else holds; say so at once, and again if it lasts."""
+        now = time.monotonic()
+        self.busy[spec.key] = now + BUSY_AGAIN
+        self.waiting.append(spec)
+        since, said = self.held.get(spec.key, (now, None))
+        if said is not None and now - said < BUSY_SAID_AGAIN:
+            return
+        self.held[spec.key] = (since, now)
+        holder = self._run(spec).holder() or {}
+        who = f"process {holder.get('pid')} on {holder.get('host')}"
+        if said is None:
+            log.info("%s: %s works on it, so it waits", spec.label, who)
+        else:
+            minutes = (now - since) / 60
+            log.warning("%s: %s still has it, after %.0f minutes", spec.label, who, minutes)
 
     def _retry(self, spec: RunSpec, why: str) -> None:
         self.crashes[spec.key] += 1

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from hooked_ssm import HookedModel, cli
 from hooked_ssm.errors import ConfigError, FileError
 from hooked_ssm.sweeps import LocalExecutor, RunFolder, results_table, run_sweep
+from hooked_ssm.sweeps import sweep as sweep_module
+from hooked_ssm.sweeps.executors import Ended
 from tests.sweeps.tiny import (
     SWEEP,
     attempts,
@@ -206,6 +208,32 @@ def test_two_sweeps_at_once_share_the_work(tmp_path):
     assert [outcome.complete for outcome in outcomes] == [specs, specs]
     assert not any(outcome.failures for outcome in outcomes)
     assert [attempts(tmp_path, spec) for spec in specs] == [1] * len(specs)
+
+
+def test_who_holds_a_run_for_long_is_said_again(tmp_path, monkeypatch, caplog):
+    class Busy(Counting):
+        def start(self, sweep, spec):
+            self.started += 1
+            if self.started == 4:  # the holder has finished it
+                run.path.joinpath("result.json").write_text("{}")
+            self.ended = [Ended(spec, "busy")]
+
+        def wait(self, seconds):
+            ended, self.ended = self.ended, []
+            return ended
+
+    spec = one_run()
+    run = RunFolder.of(tmp_path, spec)
+    monkeypatch.setattr(sweep_module, "BUSY_AGAIN", 0.0)
+    monkeypatch.setattr(sweep_module, "BUSY_SAID_AGAIN", 0.0)
+    caplog.set_level("INFO", "hooked_ssm.sweeps.sweep")
+    with run.locked():
+        run.begin(spec)
+        run_sweep([spec], tmp_path, executor=Busy(1), progress=False)
+    who = f"process {os.getpid()} on "
+    said = [record for record in caplog.records if who in record.getMessage()]
+    assert [record.levelname for record in said] == ["INFO", "WARNING", "WARNING"]
+    assert "still has it, after 0 minutes" in said[-1].getMessage()
 
 
 def test_one_failing_run_does_not_stop_the_rest(tmp_path):
