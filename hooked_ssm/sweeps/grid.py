@@ -32,6 +32,7 @@ from typing import Any
 
 import yaml
 
+from hooked_ssm.checks import Positive, check_value, checked
 from hooked_ssm.errors import ConfigError, HookedSSMError, unknown
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.tasks import PAPER_TASKS
@@ -43,7 +44,26 @@ ENTRIES = ("grid", *NAMED, *SECTIONS)
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 takes 1e-3 for a word, because it has no point: here it is a number."""
+    """YAML 1.1 takes 1e-3 for a word, because it has no point: here it is a number.
+
+    It also lets a key that comes again hide the first: here it is refused.
+    """
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if (key.tag, key.value) in lines:
+                raise yaml.YAMLError(
+                    f"the key {key.value!r} on line {line} is in this mapping already, on line "
+                    f"{lines[key.tag, key.value]}; allowed: each key once. Leave one out, or "
+                    "rename it"
+                )
+            lines[key.tag, key.value] = line
+        return node
 
 
 _Loader.add_implicit_resolver(
@@ -51,6 +71,7 @@ _Loader.add_implicit_resolver(
 )
 
 
+@checked
 def read_sweep(path: Path | str, *, small: bool = False) -> list[RunSpec]:
     """Return the runs of a sweep's file, checked, each once.
 
@@ -63,7 +84,7 @@ def read_sweep(path: Path | str, *, small: bool = False) -> list[RunSpec]:
     """
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())  # YAML's messages draw the place, over several lines
         raise ConfigError(f"cannot read the sweep {path}: {why}") from error
     try:
@@ -78,21 +99,22 @@ def parse_sweep(content: Any, *, small: bool = False) -> list[RunSpec]:
     Raises:
         ConfigError: An entry is unknown, missing, or does not fit.
     """
-    content = _mapping(content, "a sweep")
-    _only(content, (*ENTRIES, "small"), "entry of a sweep")
-    smaller = _mapping(content.get("small", {}), "small")
-    _only(smaller, ENTRIES, "entry of small")
+    content = _checked(content)
+    smaller = content.get("small", {})
     if small and not smaller:
         raise ConfigError("this sweep has no small version; add an entry small: {grid: ...}")
     if small:
         content = _merged(content, smaller)
-    grids = content.get("grid")
+    if "grid" not in content:
+        raise ConfigError(
+            "a sweep needs a grid; write grid: {architecture: mamba, d_model: 32, ...}"
+        )
     runs: list[tuple[int, RunSpec]] = []
-    for number, grid in enumerate(grids if isinstance(grids, list) else [grids], 1):
-        for run in _runs(content, _mapping(grid, "grid")):
+    for number, grid in enumerate(_grids(content["grid"]), 1):
+        for run in _runs(content, grid):
             try:
                 run.check()
-            except (HookedSSMError, TypeError) as error:
+            except (HookedSSMError, TypeError, OverflowError) as error:
                 raise ConfigError(f"run {run.label!r}: {error}") from error
             runs.append((number, run))
     return _each_once(runs)
@@ -149,6 +171,91 @@ def _difference(one: RunSpec, other: RunSpec) -> str:
     return ", ".join(differences(one.to_json(), other.to_json(), ""))
 
 
+def _checked(content: Any) -> dict[str, Any]:
+    """Return a sweep's content as plain values, every entry of the right shape, used or not."""
+    content = dict(_mapping(_plain(content, "a sweep"), "a sweep"))
+    _only(content, (*ENTRIES, "small"), "entry of a sweep")
+    smaller = _mapping(content.get("small", {}), "small")
+    _only(smaller, ENTRIES, "entry of small")
+    for part, where in ((content, ""), (smaller, "small: ")):
+        _check_sections(part, where)
+        for name in NAMED:
+            _mapping(part.get(name, {}), f"{where}{name}")
+        for name, task in part.get("tasks", {}).items():
+            _check_setting(_mapping(task, f"{where}tasks: {name}"))
+        for name, changes in part.get("variants", {}).items():
+            place = f"{where}variants: {name}"
+            if name == "":
+                raise ConfigError(f"{place} has no name; '' is the run without changes. Name it")
+            if changes is not None:
+                _only(_mapping(changes, place), SECTIONS, f"entry of variant {name!r}")
+                _check_sections(changes, f"{place}: ")
+        for grid in _grids(part["grid"], where) if "grid" in part else ():
+            _only(grid, (*AXES, "variant", *SECTIONS), "entry of a grid")
+            _check_sections(grid, f"{where}grid: ")
+    return content
+
+
+def _plain(value: Any, place: str, around: tuple[Any, ...] = ()) -> Any:
+    """Return a value as JSON has it, lists for tuples and words for names that are numbers.
+
+    Raises:
+        ConfigError: It is a date, contains itself, or is otherwise nothing that JSON has.
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if any(value is outer for outer in around):
+        raise ConfigError(f"{place} contains itself; write it out, without an alias to itself")
+    if isinstance(value, list | tuple):
+        inner = (*around, value)
+        return [_plain(entry, f"{place}[{i}]", inner) for i, entry in enumerate(value)]
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{place} is {value!r}, a {type(value).__name__}; allowed: words, numbers, true, "
+            "false, null, and lists and mappings of them. Put it in quotes if a word is meant"
+        )
+    plain: dict[str, Any] = {}
+    for key, entry in value.items():
+        name = _word(key, f"{place}: a name")
+        if name in plain:
+            raise ConfigError(f"{place} has {name!r} twice; leave one out, or rename it")
+        plain[name] = _plain(entry, f"{place}: {name}", (*around, value))
+    return plain
+
+
+def _grids(value: Any, where: str = "") -> list[Mapping[str, Any]]:
+    if value == []:
+        raise ConfigError(f"{where}grid is an empty list, of 0 runs; give at least one grid")
+    return [
+        _mapping(grid, f"{where}grid") for grid in (value if isinstance(value, list) else [value])
+    ]
+
+
+def _check_sections(layer: Mapping[str, Any], where: str) -> None:
+    """Refuse sections that are no mappings, or would override the grid."""
+    for section in SECTIONS:
+        values = _mapping(layer.get(section, {}), f"{where}{section}")
+        own = ("seed",) if section in ("evaluate", "train_task") else ()  # no axis: other seeds
+        for name, value in values.items():
+            if name in (*AXES, "variant") and name not in own:
+                raise ConfigError(
+                    f"{where}{section}: {name}={value!r} would override an axis; put it on the "
+                    f"grid: grid: {{{name}: ...}}, where every run says what it is"
+                )
+            if section in ("model", "train") and name == "device":
+                raise ConfigError(
+                    f"{where}{section}: device={value!r} is no part of a run; leave it out, and "
+                    "give it to the sweep: --device or LocalExecutor(device=...)"
+                )
+
+
+def _check_setting(task: Mapping[str, Any]) -> None:
+    if "setting" in task:
+        setting = _word(task["setting"], "setting")
+        if setting not in PAPER_TASKS:
+            raise ConfigError(unknown("paper setting", setting, PAPER_TASKS))
+
+
 def _merged(content: Mapping[str, Any], smaller: Mapping[str, Any]) -> dict[str, Any]:
     """Put a small version's grid in place, and its other entries into the file's."""
     merged = {**content, **smaller}
@@ -169,14 +276,15 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runs(content: Mapping[str, Any], grid: Mapping[str, Any]) -> Iterator[RunSpec]:
-    _only(grid, (*AXES, "variant", *SECTIONS), "entry of a grid")
     missing = [axis for axis in AXES if axis not in grid and axis != "seed"]
     if missing:
-        raise ConfigError(f"the grid needs {', '.join(missing)}; it has {', '.join(grid)}")
+        has = ", ".join(grid) or "nothing"
+        raise ConfigError(f"the grid needs {', '.join(missing)}; it has {has}")
     values = {"seed": 0, "variant": "", **grid}
     axes = [_listed(values[axis]) for axis in (*AXES, "variant")]
     for architecture, d_model, n_layers, lr, seed, task, variant in itertools.product(*axes):
-        name, spec = _task(task, content)
+        name, spec = _task(_word(task, "task"), content)
+        variant = _word(variant, "variant")
         parts = _sections(content, grid, _variant(variant, content))
         sizes = {"architecture": architecture, "d_model": d_model, "n_layers": n_layers}
         yield RunSpec(
@@ -186,7 +294,7 @@ def _runs(content: Mapping[str, Any], grid: Mapping[str, Any]) -> Iterator[RunSp
             train_task=parts["train_task"],
             evaluate=parts["evaluate"],
             task_name=name,
-            variant=str(variant),
+            variant=variant,
         )
 
 
@@ -196,51 +304,26 @@ def _sections(*layers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for section in SECTIONS:
         parts[section] = {}
         for layer in layers:
-            values = _mapping(layer.get(section, {}), section)
-            _refuse_axes(section, values)
-            parts[section] = _over(parts[section], values)
+            parts[section] = _over(parts[section], layer.get(section, {}))
     return parts
 
 
-def _refuse_axes(section: str, values: Mapping[str, Any]) -> None:
-    """Refuse a section that would override the grid; seeds of tasks and evaluations are others."""
-    own = ("seed",) if section in ("evaluate", "train_task") else ()
-    for name in values:
-        if name in (*AXES, "variant") and name not in own:
-            raise ConfigError(
-                f"{section}: {name}={values[name]!r} would override an axis; put it on the grid: "
-                f"grid: {{{name}: ...}}, where every run says what it is"
-            )
-        if section in ("model", "train") and name == "device":
-            raise ConfigError(
-                f"{section}: device={values[name]!r} is no part of a run; leave it out, and give "
-                "it to the sweep: --device or LocalExecutor(device=...)"
-            )
-
-
-def _task(name: Any, content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _task(name: str, content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return a task's name and its spec for `Task.from_json`."""
-    own = _mapping(content.get("tasks", {}), "tasks")
+    own = content.get("tasks", {})
     if name not in own and name not in PAPER_TASKS:
         raise ConfigError(unknown("task", name, [*own, *PAPER_TASKS]))
-    spec = dict(_mapping(own.get(name, {"setting": name}), f"tasks: {name}"))
+    spec = dict(own.get(name, {"setting": name}))
     if "setting" in spec:
-        setting = spec.pop("setting")
-        if setting not in PAPER_TASKS:
-            raise ConfigError(unknown("paper setting", setting, PAPER_TASKS))
-        spec = {**PAPER_TASKS[setting], **spec}
-    return str(name), spec
+        spec = {**PAPER_TASKS[str(spec.pop("setting"))], **spec}
+    return name, spec
 
 
-def _variant(name: Any, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    if name == "":
-        return {}
-    variants = _mapping(content.get("variants", {}), "variants")
-    if name not in variants:
+def _variant(name: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    variants = content.get("variants", {})
+    if name and name not in variants:
         raise ConfigError(unknown("variant", name, variants))
-    changes = _mapping(variants[name] or {}, f"variants: {name}")
-    _only(changes, SECTIONS, f"entry of variant {name!r}")
-    return changes
+    return variants[name] or {} if name else {}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -251,14 +334,28 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"lr={value!r}; allowed: a number > 0")
+    check_value("lr", value, Positive)
     return float(value)
+
+
+def _word(value: Any, what: str) -> str:
+    """Return a name; a number that names something is the word for it."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        remedy = {
+            bool: "YAML reads yes, no, on and off as true and false: put it in quotes",
+            type(None): "Leave it out; '' is the variant without changes",
+            dict: "Define it under tasks or variants, and give its name here",
+        }.get(type(value), "Put it in quotes if a word is meant")
+        raise ConfigError(f"{what}={value!r}; allowed: a word. {remedy}")
+    return str(value)
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{what} must be a mapping of names to values, got {value!r}")
+        raise ConfigError(
+            f"{what} must be a mapping of names to values, got {value!r}; write "
+            "{name: value, ...}, or leave it out if there is nothing to say"
+        )
     return value
 
 

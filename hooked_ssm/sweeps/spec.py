@@ -15,7 +15,7 @@ import torch
 
 from hooked_ssm.analysis.interchange import KEY, POSITIONS, Direction
 from hooked_ssm.analysis.sites import find_sites
-from hooked_ssm.checks import Count, Rule, Seed, Words, check_fields
+from hooked_ssm.checks import Count, Rule, Words, check_fields
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import ConfigError, HookNameError, TaskError, unknown
 from hooked_ssm.model import HookedModel
@@ -26,6 +26,9 @@ from hooked_ssm.training.config import RESULT_FREE
 
 FORMAT = 1  # of a spec's identity: another number gives every run another name
 
+GeneratorSeed = Annotated[
+    int, Rule("an integer from 0 to 2**64 - 1", lambda value: 0 <= value < 2**64)
+]
 FIXED_FIELDS = ("task", "holdout", "seed")
 """Fields of a task that its training documents share: the kind of task, and what is held out of
 training, or drawn as its grammar."""
@@ -58,7 +61,7 @@ class EvaluationConfig:
 
     documents: Count = 320
     split: Split = "test"
-    seed: Seed = 0
+    seed: GeneratorSeed = 0
     sites: Words | None = None
     directions: Directions = ("restore",)
     max_batch: Count = 512
@@ -235,8 +238,7 @@ class RunSpec:
                 "such as eval_split 'dev' and split 'test', the defaults"
             )
         _check_same_words(task, train_task)
-        _check_documents(task, train.eval_split, evaluate.split)
-        _draw(_task(train_task), "train", "train_task")
+        _check_documents(task, train_task, train.eval_split, evaluate.split)
         config = self.model_config().with_(seed=0)
         _check_sites(json.dumps(config.to_dict()), tuple(evaluate.sites or ()))
 
@@ -274,8 +276,8 @@ def _check_same_words(spec: str, train_spec: str) -> None:
 
 
 @lru_cache(maxsize=256)
-def _check_documents(spec: str, dev: Split, test: Split) -> None:
-    """Draw documents of a task, and corrupt those of split `test` wherever an evaluation does.
+def _check_documents(spec: str, train_spec: str, dev: Split, test: Split) -> None:
+    """Draw documents to train and evaluate on; corrupt those of split `test` as evaluations do.
 
     Raises:
         ConfigError: They cannot be, or lack a position that an evaluation restores at.
@@ -288,11 +290,11 @@ def _check_documents(spec: str, dev: Split, test: Split) -> None:
             f"task {task.name!r} lacks {', '.join(lacking)}: the mechanistic evaluation needs "
             f"positions {', '.join(POSITIONS)}, and to corrupt {KEY}. Use another task"
         )
+    _draw(_task(train_spec), "train", "train_task")
     _draw(task, dev, "task")
     _draw(task, test, "task", task.corruptions)
 
 
-@lru_cache(maxsize=256)
 def _draw(task: Task, split: Split, what: str, corruptions: tuple[str, ...] = ()) -> None:
     """Draw 2 documents of a task, and corrupt them.
 
@@ -319,7 +321,13 @@ def _check_sites(config: str, sites: tuple[str, ...]) -> None:
     Raises:
         ConfigError: No layer has one of them, or the model cannot be built.
     """
-    model = HookedModel(ModelConfig.from_dict(json.loads(config)), initialise=False)
+    try:
+        model = HookedModel(ModelConfig.from_dict(json.loads(config)), initialise=False)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # torch's, of its size
+        why = str(error).partition("\n")[0]  # frames of C++ may follow
+        raise ConfigError(
+            f"model: it cannot be built: {why}. Allowed: what fits into memory; make it smaller"
+        ) from error
     try:
         if sites:
             find_sites(model, sites)

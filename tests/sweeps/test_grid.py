@@ -94,15 +94,15 @@ def test_variants_grids_and_small_versions_are_merged():
 def test_axes_and_devices_stand_in_no_section(section, name):
     content = {**SWEEP, "variants": {"v": {section: {name: 1}}}}
     grid = SWEEP["grid"]
-    for wrong in (
-        {**SWEEP, section: {**SWEEP.get(section, {}), name: 1}},
-        {**SWEEP, "grid": {**grid, section: {name: 1}}},
-        {**content, "grid": {**grid, "variant": "v"}},
+    for place, wrong in (
+        ("", {**SWEEP, section: {**SWEEP.get(section, {}), name: 1}}),
+        ("grid: ", {**SWEEP, "grid": {**grid, section: {name: 1}}}),
+        ("variants: v: ", {**content, "grid": {**grid, "variant": "v"}}),
+        ("small: ", {**SWEEP, "small": {section: {name: 1}}}),
     ):
-        with pytest.raises(ConfigError, match=f"^{section}: {name}.*(on the grid|to the sweep)"):
+        remedy = "(on the grid|to the sweep)"
+        with pytest.raises(ConfigError, match=f"^{place}{section}: {name}=1 .*{remedy}"):
             parse_sweep(wrong)
-    with pytest.raises(ConfigError, match=f"^{section}: {name}.*(on the grid|to the sweep)"):
-        parse_sweep({**SWEEP, "small": {section: {name: 1}}}, small=True)
 
 
 def test_options_are_merged_setting_by_setting():
