@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
+import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -103,11 +105,20 @@ def sweep(
     address: Annotated[
         str, typer.Option(help="Ray: auto (a cluster if there is one), local, or host:port.")
     ] = "auto",
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="Module with tasks and mixers of your own (repeatable)."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
 ) -> None:
     """Train and evaluate every run of a grid; start it again to go on where it stopped."""
     from hooked_ssm.sweeps import LocalExecutor, RayExecutor, RunFolder, read_sweep, run_sweep
+    from hooked_ssm.sweeps.worker import import_modules
 
+    modules = imports or []
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it; workers take it over
+    import_modules(modules)
     specs = read_sweep(file, small=small)
     if dry_run:
         table = Table("run", "state", "what", title=f"{len(specs)} runs")
@@ -117,9 +128,9 @@ def sweep(
         console.print(table)
         return
     chosen = (
-        LocalExecutor(workers, device, threads)
+        LocalExecutor(workers, device, threads, modules)
         if executor is ExecutorName.local
-        else RayExecutor(workers, device, gpus, address)
+        else RayExecutor(workers, device, gpus, address, modules)
     )
     outcome = run_sweep(specs, out, executor=chosen, retries=retries)
     console.print(

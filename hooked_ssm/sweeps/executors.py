@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
@@ -16,7 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from hooked_ssm.checks import Count, checked
 from hooked_ssm.sweeps.spec import RunSpec
-from hooked_ssm.sweeps.worker import Outcome, Setup, attempt
+from hooked_ssm.sweeps.worker import Outcome, Setup, attempt, import_modules
 
 EXIT_CODES: dict[Outcome, int] = {"done": 0, "failed": 70, "busy": 75, "interrupted": 130}
 REASON_BYTES = 4000  # of a worker's last message: a pipe takes so many without a reader
@@ -65,17 +66,24 @@ class LocalExecutor:
         device: Where they train, such as "cuda"; None: on the CPU.
         threads: Of torch in every process. More make wide models faster, and change the last digits
             of a result; small ones are fastest with one.
+        imports: Modules that every process imports first, for the tasks and mixers that they
+            register.
 
     Raises:
-        ConfigError: workers or threads < 1.
+        ConfigError: workers or threads < 1, or a module cannot be imported.
     """
 
     @checked
     def __init__(
-        self, workers: Count | None = None, device: str | None = None, threads: Count = 1
+        self,
+        workers: Count | None = None,
+        device: str | None = None,
+        threads: Count = 1,
+        imports: Sequence[str] = (),
     ) -> None:
+        import_modules(imports)
         self.workers = usable_cores() if workers is None else workers
-        self.device, self.threads = device, threads
+        self.device, self.threads, self.imports = device, threads, tuple(imports)
         self._context = _context(device)
         self._processes: dict[Any, _Process] = {}
 
@@ -88,7 +96,7 @@ class LocalExecutor:
         return [process.spec for process in self._processes.values()]
 
     def start(self, sweep: Path, spec: RunSpec) -> None:
-        setup = Setup(self.device, self.threads)
+        setup = Setup(self.device, self.threads, self.imports)
         said, saying = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_work, args=(saying, str(sweep), spec.to_json(), setup)

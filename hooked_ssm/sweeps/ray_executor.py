@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hooked_ssm.checks import Count, NonNegative, checked
 from hooked_ssm.errors import ConfigError, MissingDependencyError
 from hooked_ssm.sweeps.executors import PATIENCE, Ended
 from hooked_ssm.sweeps.spec import RunSpec
-from hooked_ssm.sweeps.worker import Attempt, Setup, attempt
+from hooked_ssm.sweeps.worker import Attempt, Setup, attempt, import_modules
 
 CPUS = 1.0  # that a run takes: it computes with one thread of torch's
 STORE_BYTES = 200 * 1024**2  # of a Ray of our own: specs travel through it, results do not
@@ -29,11 +30,13 @@ class RayExecutor:
         gpus: What a run takes of a machine's GPUs; 0.25 puts four on one.
         address: "auto" joins the cluster this machine belongs to, and starts a Ray of our own if
             there is none; "local" starts one in any case; else a cluster's address.
+        imports: Modules that every worker imports first, for the tasks and mixers that they
+            register; each machine finds them on its sys.path, which the current folder is on.
 
     Raises:
         MissingRayError: Ray is not installed.
         ConfigError: gpus < 0, between whole numbers above 1, or more than any machine of the
-            cluster has; or there is no cluster at the address.
+            cluster has; there is no cluster at the address; or a module cannot be imported.
     """
 
     @checked
@@ -43,8 +46,11 @@ class RayExecutor:
         device: str | None = None,
         gpus: NonNegative = 0.0,
         address: str = "auto",
+        imports: Sequence[str] = (),
     ) -> None:
         self._ray = _ray()
+        import_modules(imports)
+        self.imports = tuple(imports)
         self.device = device or ("cuda" if gpus else None)
         self._workers = workers
         self._runs: dict[Any, RunSpec] = {}
@@ -64,7 +70,7 @@ class RayExecutor:
         return list(self._runs.values())
 
     def start(self, sweep: Path, spec: RunSpec) -> None:
-        setup = Setup(self.device)
+        setup = Setup(self.device, imports=self.imports)
         reference = self._task.remote(str(sweep.absolute()), spec.to_json(), setup)
         self._runs[reference] = spec
 

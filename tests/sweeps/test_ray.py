@@ -74,7 +74,7 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_the_cluster(tmp_path, clust
             wait_until(lambda: run.steps_done() > 10)
             raise KeyboardInterrupt
 
-    executor = Interrupted()
+    executor = Interrupted(imports=["this"])
     with pytest.raises(KeyboardInterrupt):
         run_sweep([spec], tmp_path, executor=executor, progress=False)
     assert json.loads((run.training / "result.json").read_text())["interrupted"]
@@ -82,7 +82,8 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_the_cluster(tmp_path, clust
     with run.locked() as held:
         assert held and executor.running == []
     assert cluster.is_initialized()
-    assert "training from step 0" in run.log.read_text()
+    log = run.log.read_text()  # what is printed and logged meanwhile
+    assert "Beautiful is better than ugly." in log and "training from step 0" in log
 
 
 def test_more_than_any_machine_has_is_refused(cluster):
