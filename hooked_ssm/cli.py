@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hooked_ssm.errors import HookedSSMError
+from hooked_ssm.errors import ConfigError, HookedSSMError
 
 app = typer.Typer(
     help="Look inside sequence models of every kind.", no_args_is_help=True, add_completion=False
@@ -97,14 +97,22 @@ def sweep(
     executor: Annotated[
         ExecutorName, typer.Option(help="Processes on this machine, or Ray.")
     ] = ExecutorName.local,
-    workers: Annotated[int | None, typer.Option(help="Runs at once; default: the cores.")] = None,
-    threads: Annotated[int, typer.Option(help="Local: torch's threads in each run.")] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Runs at once; default: one per core, with --device cuda one per GPU."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Local: torch's threads in each run; default: 1.")
+    ] = None,
     retries: Annotated[int, typer.Option(help="New starts of a run that was killed.")] = 2,
     device: Annotated[str | None, typer.Option(help="Such as cuda; default: cpu.")] = None,
-    gpus: Annotated[float, typer.Option(help="Ray: what a run takes of a GPU.")] = 0.0,
+    gpus: Annotated[
+        float | None, typer.Option(help="Ray: what a run takes of a GPU; default: 0.")
+    ] = None,
     address: Annotated[
-        str, typer.Option(help="Ray: auto (a cluster if there is one), local, or host:port.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="Ray: auto (default; a cluster if there is one), local, or host:port."),
+    ] = None,
     imports: Annotated[
         list[str] | None,
         typer.Option("--import", help="Module with tasks and mixers of your own (repeatable)."),
@@ -115,6 +123,10 @@ def sweep(
     from hooked_ssm.sweeps import LocalExecutor, RayExecutor, RunFolder, read_sweep, run_sweep
     from hooked_ssm.sweeps.worker import import_modules
 
+    if executor is ExecutorName.local:
+        _refuse({"--gpus": gpus, "--address": address}, "ray")
+    else:
+        _refuse({"--threads": threads}, "local")
     modules = imports or []
     if modules and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it; workers take it over
@@ -128,9 +140,9 @@ def sweep(
         console.print(table)
         return
     chosen = (
-        LocalExecutor(workers, device, threads, modules)
+        LocalExecutor(workers, device, 1 if threads is None else threads, modules)
         if executor is ExecutorName.local
-        else RayExecutor(workers, device, gpus, address, modules)
+        else RayExecutor(workers, device, gpus or 0.0, address or "auto", modules)
     )
     outcome = run_sweep(specs, out, executor=chosen, retries=retries)
     console.print(
@@ -143,6 +155,13 @@ def sweep(
             table.add_row(str(failure.folder), failure.spec.label, failure.reason)
         console.print(table)
         raise typer.Exit(1)
+
+
+def _refuse(options: dict[str, object], other: str) -> None:
+    """Refuse options that only the other executor has."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name}={value} needs --executor {other}; add that, or leave it out")
 
 
 @app.command()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from hooked_ssm import cli
+from tests.sweeps.tiny import SWEEP
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
     (tmp_path / "file").write_text("")
     (tmp_path / "bad.yaml").write_text("grid: [")
+    (tmp_path / "grid.json").write_text(json.dumps(SWEEP))
     (tmp_path / "list.yaml").write_text("- 1")
     (tmp_path / "runs" / "abc").mkdir(parents=True)
     (tmp_path / "runs" / "abc" / "spec.json").write_text("{")
@@ -29,6 +33,11 @@ def here(tmp_path, monkeypatch):
         ("sweep bad.yaml --out runs2", "cannot read the sweep bad.yaml"),
         ("sweep list.yaml --out runs2", "list.yaml"),
         ("sweep none.yaml --out runs2", "cannot read the sweep none.yaml"),
+        ("sweep grid.json --out runs2 --gpus 0.5", "--gpus=0.5 needs --executor ray"),
+        ("sweep grid.json --out runs2 --address auto", "--address=auto needs --executor ray"),
+        ("sweep grid.json --out runs2 --executor ray --threads 2", "needs --executor local"),
+        ("sweep grid.json --out runs2 --threads 0", "threads=0"),
+        ("sweep grid.json --out runs2 --import nope", "module 'nope' cannot be imported"),
         ("report file --out report.html", "holds no runs"),
         ("report none --out report.html", "holds no runs"),
         ("report runs --out report.html", "spec.json is no JSON"),

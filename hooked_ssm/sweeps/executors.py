@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
+
 from hooked_ssm.checks import Count, checked
+from hooked_ssm.errors import ConfigError
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.sweeps.worker import Outcome, Setup, attempt, import_modules
 
@@ -62,15 +66,17 @@ class LocalExecutor:
     """A process per run on this machine.
 
     Args:
-        workers: Runs at once; None: one per core this process may use.
-        device: Where they train, such as "cuda"; None: on the CPU.
+        workers: Runs at once; None: one per core this process may use or, elsewhere than on the
+            CPU, one per device.
+        device: Where they train; None: on the CPU. "cuda": spread over the GPUs that torch sees.
         threads: Of torch in every process. More make wide models faster, and change the last digits
             of a result; small ones are fastest with one.
         imports: Modules that every process imports first, for the tasks and mixers that they
             register.
 
     Raises:
-        ConfigError: workers or threads < 1, or a module cannot be imported.
+        ConfigError: workers or threads < 1, no GPU for device "cuda", or a module cannot be
+            imported.
     """
 
     @checked
@@ -82,8 +88,10 @@ class LocalExecutor:
         imports: Sequence[str] = (),
     ) -> None:
         import_modules(imports)
-        self.workers = usable_cores() if workers is None else workers
-        self.device, self.threads, self.imports = device, threads, tuple(imports)
+        self.devices = _devices(device)
+        usual = usable_cores() if _is_cpu(device) else len(self.devices)
+        self.workers = usual if workers is None else workers
+        self.threads, self.imports = threads, tuple(imports)
         self._context = _context(device)
         self._processes: dict[Any, _Process] = {}
 
@@ -96,14 +104,15 @@ class LocalExecutor:
         return [process.spec for process in self._processes.values()]
 
     def start(self, sweep: Path, spec: RunSpec) -> None:
-        setup = Setup(self.device, self.threads, self.imports)
+        device = self._least_used()
+        setup = Setup(device, self.threads, self.imports)
         said, saying = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_work, args=(saying, str(sweep), spec.to_json(), setup)
         )
         process.start()
         saying.close()  # the worker has its own end
-        self._processes[process.sentinel] = _Process(spec, process, said)
+        self._processes[process.sentinel] = _Process(spec, process, said, device)
 
     def wait(self, seconds: float) -> list[Ended]:
         sentinels = wait_for(list(self._processes), seconds)
@@ -121,12 +130,17 @@ class LocalExecutor:
             process.join()
         self._processes.clear()
 
+    def _least_used(self) -> str | None:
+        uses = Counter(process.device for process in self._processes.values())
+        return min(self.devices, key=lambda device: uses[device])
+
 
 @dataclass(frozen=True)
 class _Process:
     spec: RunSpec
     process: Any
     said: Any  # the end of a pipe, from which the reason of a failure is read
+    device: str | None
 
     def ended(self) -> Ended:
         self.process.join()
@@ -144,6 +158,20 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def _is_cpu(device: str | None) -> bool:
+    return device is None or device.split(":")[0] == "cpu"
+
+
+def _devices(device: str | None) -> list[str | None]:
+    """Return the devices that runs are spread over: those that one name stands for."""
+    if device != "cuda":
+        return [device]
+    gpus = torch.cuda.device_count()
+    if gpus == 0:
+        raise ConfigError("device='cuda', but torch sees no GPU; leave it out to train on the CPU")
+    return [f"cuda:{i}" for i in range(gpus)]
+
+
 def _context(device: str | None) -> Any:
     """Return how processes are made.
 
@@ -152,7 +180,7 @@ def _context(device: str | None) -> Any:
     torch's is lost in the fork. CUDA wants processes that are no forks.
     """
     can_fork = "forkserver" in multiprocessing.get_all_start_methods()
-    if not can_fork or (device or "cpu") != "cpu":
+    if not can_fork or not _is_cpu(device):
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "torch._dynamo"])

@@ -51,7 +51,8 @@ def test_sweeps(name, value, tmp_path):
 
 
 def test_executors():
-    for wrong in ({"workers": 0}, {"workers": True}, {"threads": "2"}, {"device": 3}):
+    wrong_ones = [{"workers": 0}, {"workers": True}, {"threads": "2"}, {"device": 3}]
+    for wrong in [*wrong_ones, {"imports": "my_tasks"}, {"imports": [3]}]:
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             LocalExecutor(**wrong)
 

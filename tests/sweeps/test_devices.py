@@ -1,0 +1,43 @@
+"""Where a machine's runs are put: one per core, or spread over its GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hooked_ssm.errors import ConfigError
+from hooked_ssm.sweeps import LocalExecutor, executors
+from tests.sweeps.tiny import one_run
+
+
+def test_a_worker_per_core_or_per_gpu(monkeypatch):
+    monkeypatch.setattr(executors, "usable_cores", lambda: 16)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for device, workers in ((None, 16), ("cpu", 16), ("cuda", 2), ("cuda:1", 1), ("mps", 1)):
+        assert LocalExecutor(device=device).workers == workers
+        assert LocalExecutor(5, device).workers == 5
+
+
+def test_runs_are_spread_over_the_gpus(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    executor, devices = LocalExecutor(3, "cuda"), []
+
+    def process(target, args):
+        devices.append(args[-1].device)
+        return SimpleNamespace(start=lambda: None, sentinel=len(devices))
+
+    pipe = (None, SimpleNamespace(close=lambda: None))
+    executor._context = SimpleNamespace(Process=process, Pipe=lambda duplex: pipe)
+    for _ in range(3):
+        executor.start(Path("runs"), one_run())
+    del executor._processes[2]
+    executor.start(Path("runs"), one_run())
+    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
+
+
+def test_without_a_gpu_cuda_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="device='cuda', but torch sees no GPU"):
+        LocalExecutor(device="cuda")
