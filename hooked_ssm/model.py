@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         else:
             resid = check_residual(tokens, self.embed.weight)
             segment = self._segment(resid.shape[:2], resid.device, attention_mask)
+        segment = replace(segment, last=True)
         refuse_out_of_reach(self.families, 0, segment.length)
         resid = resid if ids is None else self._embed(ids, segment)
         first = start_at_layer or 0

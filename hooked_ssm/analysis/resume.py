@@ -9,6 +9,7 @@ Tokens behind the last position that is read are left out from the start: every 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -156,13 +157,13 @@ class Resumable:
         return model.logits_at(model.ln_final(resid), None if early else read)[:, 0]
 
     def segment(self, start: int, stop: int, rows: Tensor | None = None) -> Segment:
-        """Where some documents' tokens from `start` up to `stop` stand."""
+        """Where some documents' tokens from `start` up to `stop` stand; nothing goes on from it."""
         if self._mask is None:
             positions = torch.arange(start, stop, device=self.read_at.device)[None]
-            return Segment(start, stop - start, positions)
+            return Segment(start, stop - start, positions, last=True)
         real = self._mask if rows is None else self._mask[rows]
         positions = (real.cumsum(1) - 1).clamp(min=0)
-        return Segment(start, stop - start, positions[:, start:stop], real[:, start:stop])
+        return Segment(start, stop - start, positions[:, start:stop], real[:, start:stop], True)
 
     def _past_of(self, start: int, documents: Tensor) -> Callable[[int], Carried]:
         """What the layers carried on from before `start`, row by row, one layer at a time."""
@@ -182,6 +183,7 @@ class Resumable:
         self, segment: Segment, before: list[Carried] | None, documents: Tensor | None = None
     ) -> list[Carried]:
         """What the layers' mixers carry on after a segment, from what they carried into it."""
+        segment = replace(segment, last=False)
         part = slice(segment.start, segment.start + segment.length)
         found = []
         for layer, block in enumerate(self.model.blocks):

@@ -82,12 +82,14 @@ class Segment:
         length: How many tokens.
         positions: Index of each token in its own document, padding not counted. [batch|1, pos]
         real: False at padding; None if every token is real. [batch, pos]
+        last: Whether nothing will go on from here, so that a mixer may carry nothing on.
     """
 
     start: int
     length: int
     positions: Tensor
     real: Tensor | None = None
+    last: bool = False
 
     def keep_real(self, x: Tensor) -> Tensor:
         """Set x to zero at padding. [batch, pos, ...]"""

@@ -50,7 +50,8 @@ class DiagonalSSM(Recurrence):
 
     State [batch, head, d_key, d_head, mode], complex; kept as it is at padding, where nothing is
     written. `filter` is the one that the modes imply, None where there is a past, which only the
-    state holds; `real` is False at padding, None if there is none.
+    state holds; `real` is False at padding, None if there is none. `last`: nobody asks for the
+    final state, which the convolution gives at a price, so it is left out (empty).
     """
 
     timed: ClassVar[tuple[str, ...]] = ("v", "q", "k", "real")
@@ -61,6 +62,7 @@ class DiagonalSSM(Recurrence):
     D: Tensor
     filter: Tensor | None = None
     real: Tensor | None = None
+    last: bool = False
 
     @property
     def outer(self) -> Tensor:
@@ -73,8 +75,9 @@ class DiagonalSSM(Recurrence):
             return ScanOutput(self.read(states), states, states[:, -1])
         outer = self.outer
         if initial is None and wanted is False and self.filter is not None:
-            mixed = convolve(outer, self.filter)
-            return ScanOutput(self._answer(mixed, outer), None, self._final_state(outer, None))
+            y = self._answer(convolve(outer, self.filter), outer)
+            final = outer.new_empty(0) if self.last else self._final_state(outer, None)
+            return ScanOutput(y, None, final)
         scanned = diagonal_ssm(outer, *self.modes, initial_state=initial, return_states=wanted)
         if self.real is not None:
             scanned = scanned._replace(final_state=self._final_state(outer, initial))
@@ -235,7 +238,9 @@ class H3(Mixer):
         k = self.hook_k(segment.keep_real(self.k_proj(x)).unflatten(-1, heads))
         v = self.hook_v(self.v_proj(x).unflatten(-1, heads))
         window, initial = (None if carried is None else carried[n] for n in ("window", "state"))
-        shifted, window = self.shift(k.flatten(2), self.hook_conv_carry, segment.start, window)
+        shifted, window = self.shift(
+            k.flatten(2), self.hook_conv_carry, segment.start, window, segment.last
+        )
         k = self.hook_shift(segment.keep_real(shifted).unflatten(-1, heads))
         core, modes = core_dtype(v), self.ssm.discrete()
         filter, hooked = self._filter(modes, segment.start + segment.length, initial is not None)
@@ -247,6 +252,7 @@ class H3(Mixer):
             D=self.ssm.D.to(core),
             filter=filter,
             real=segment.real,
+            last=segment.last and not self.hook_ssm_carry.listened_at(),
         )
         out = run(self, recurrence, segment.start, initial)
         y = out.y
@@ -255,6 +261,8 @@ class H3(Mixer):
             y = y + recurrence.change(hooked - filter)
         y = through_pattern(self.hook_pattern, recurrence.pattern, recurrence.mix, y, out.untouched)
         output = self.out_proj(self.hook_y(y).transpose(2, 3).flatten(2))
+        if segment.last:
+            return output, {}
         return output, {"window": window} if cut else {"window": window, "state": out.final}
 
     def _filter(

@@ -44,21 +44,28 @@ class ShiftSSM(nn.Module):
         return shift_kernel(self.B.to(core), self.C.to(core), self.taps)
 
     def forward(
-        self, x: Tensor, carry: HookFamily, start: int, window: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x: Tensor,
+        carry: HookFamily,
+        start: int,
+        window: Tensor | None = None,
+        last: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """Run on [batch, pos, channel], cut where somebody listens to the window.
 
-        Arguments and result as in `ShortConvolution`; the window is [batch, channel, taps-1].
+        Arguments and result as in `ShortConvolution`; the window is [batch, channel, taps-1], and
+        is not moved on to the end of the `last` segment, where nobody asks for it.
         """
         filter, outputs = self.filter(), []
         for first, stop, position in cut_points(carry, start, x.shape[1]):
             part = x[:, first:stop]
             history = None if window is None else window.transpose(1, 2)
             outputs.append(long_conv(part, filter, skip=self.D, history=history))
+            if position is None and last:
+                break
             window = self._moved_on(window, part.transpose(1, 2).to(filter.dtype))
             if position is not None:
                 window = carry.visit(position, window)
-        assert window is not None, "a segment has at least one token"
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), window
 
     def _moved_on(self, window: Tensor | None, new: Tensor) -> Tensor:
