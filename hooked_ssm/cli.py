@@ -8,7 +8,7 @@ import shlex
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hooked_ssm.errors import ConfigError, HookedSSMError
+
+if TYPE_CHECKING:
+    from hooked_ssm.sweeps import RunSpec, SweepOutcome
 
 app = typer.Typer(
     help="Look inside sequence models of every kind.", no_args_is_help=True, add_completion=False
@@ -120,33 +123,57 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
 ) -> None:
     """Train and evaluate every run of a grid; start it again to go on where it stopped."""
-    from hooked_ssm.sweeps import LocalExecutor, RayExecutor, RunFolder, read_sweep, run_sweep
-    from hooked_ssm.sweeps.worker import import_modules
+    from hooked_ssm.sweeps import LocalExecutor, RayExecutor, read_sweep, run_sweep
 
-    if executor is ExecutorName.local:
-        _refuse({"--gpus": gpus, "--address": address}, "ray")
-    else:
-        _refuse({"--threads": threads}, "local")
-    modules = imports or []
-    if modules and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it; workers take it over
-    import_modules(modules)
+    local = executor is ExecutorName.local
+    _refuse({"--gpus": gpus, "--address": address} if local else {"--threads": threads}, local)
+    modules = _imported(imports or [])
     specs = read_sweep(file, small=small)
     if dry_run:
-        table = Table("run", "state", "what", title=f"{len(specs)} runs")
-        for spec in specs:
-            complete = RunFolder.of(out, spec).is_complete_as(spec)
-            table.add_row(spec.key, "complete" if complete else "missing", spec.label)
-        console.print(table)
+        _list_runs(specs, out)
         return
     chosen = (
         LocalExecutor(workers, device, 1 if threads is None else threads, modules)
-        if executor is ExecutorName.local
+        if local
         else RayExecutor(workers, device, gpus or 0.0, address or "auto", modules)
     )
     outcome = run_sweep(specs, out, executor=chosen, retries=retries)
+    _show_outcome(outcome, len(specs), out)
+    if outcome.failures:
+        raise typer.Exit(1)
+
+
+def _refuse(options: dict[str, object], local: bool) -> None:
+    """Refuse options that only the other executor has."""
+    other = "ray" if local else "local"
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name}={value} needs --executor {other}; add that, or leave it out")
+
+
+def _imported(modules: list[str]) -> list[str]:
+    """Import modules, those of the current folder too, as `python -m` has it."""
+    from hooked_ssm.sweeps.worker import import_modules
+
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # workers take it over
+    import_modules(modules)
+    return modules
+
+
+def _list_runs(specs: list[RunSpec], out: Path) -> None:
+    from hooked_ssm.sweeps import RunFolder
+
+    table = Table("run", "state", "what", title=f"{len(specs)} runs")
+    for spec in specs:
+        complete = RunFolder.of(out, spec).is_complete_as(spec)
+        table.add_row(spec.key, "complete" if complete else "missing", spec.label)
+    console.print(table)
+
+
+def _show_outcome(outcome: SweepOutcome, total: int, out: Path) -> None:
     console.print(
-        f"{len(outcome.complete)} of {len(specs)} runs complete ({outcome.skipped} were before). "
+        f"{len(outcome.complete)} of {total} runs complete ({outcome.skipped} were before). "
         f"Report: hooked-ssm report {shlex.quote(str(out))} --out report.html"
     )
     if outcome.failures:
@@ -154,14 +181,6 @@ def sweep(
         for failure in outcome.failures:
             table.add_row(str(failure.folder), failure.spec.label, failure.reason)
         console.print(table)
-        raise typer.Exit(1)
-
-
-def _refuse(options: dict[str, object], other: str) -> None:
-    """Refuse options that only the other executor has."""
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(f"{name}={value} needs --executor {other}; add that, or leave it out")
 
 
 @app.command()
