@@ -72,7 +72,7 @@ class DetectionScores:
             if wanted not in rows[name].tolist():
                 raise ConfigError(unknown(name, wanted, rows[name].unique()))
             rows = rows[rows[name] == wanted]
-        return rows.loc[rows["score"].idxmax()]
+        return rows.iloc[int(rows["score"].argmax())]
 
     def plot(self, *, units: Sequence[str] = ("head", "group")) -> Any:
         """Return a plotly figure: score bars per head or channel group, with chance."""

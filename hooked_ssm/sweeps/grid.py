@@ -49,7 +49,7 @@ class _Loader(yaml.SafeLoader):
     It also lets a key that comes again hide the first: here it is refused.
     """
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
