@@ -157,6 +157,14 @@ def test_weights_spoilt_by_the_last_update_are_not_saved(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+@pytest.fixture
+def as_in_a_terminal():
+    """A shell starts jobs in the background with SIGINT ignored, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def sigint() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -165,6 +173,7 @@ def raise_interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("as_in_a_terminal")
 @pytest.mark.parametrize("boom", [sigint, raise_interrupt])
 def test_an_interrupt_keeps_what_was_done_and_can_be_resumed(tmp_path, boom):
     model = tiny_model()
@@ -182,6 +191,7 @@ def test_an_interrupt_keeps_what_was_done_and_can_be_resumed(tmp_path, boom):
     assert_same_run((resumed, model), tiny_run(tiny_config()))
 
 
+@pytest.mark.usefixtures("as_in_a_terminal")
 def test_a_second_interrupt_does_not_wait():
     ticks = []
 
