@@ -100,9 +100,8 @@ def kl(reference: Float[Tensor, "batch d_vocab"]) -> Metric:
     def divergence(logits: Tensor) -> Tensor:
         ours = torch.log_softmax(_wide(logits), dim=-1)
         ref = log_reference.to(logits.device)
-        terms = ref.exp() * (
-            ref - ours
-        )  # 0 where the reference has no probability, as in the limit
+        terms = ref.exp() * (ref - ours)
+        # 0 where the reference has no probability, as in the limit
         return terms.where(ref > -torch.inf, terms.new_zeros(())).sum(-1)
 
     return Metric("kl", len(reference), divergence, reference.shape[1], exact=True)

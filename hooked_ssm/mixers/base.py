@@ -154,7 +154,8 @@ class Mixer(nn.Module, ABC):
             carried: What the call on the tokens before returned; None at the start.
 
         Returns:
-            What to add to the residual stream [batch, pos, d_model], and what to carry on.
+            What to add to the residual stream [batch, pos, d_model], and what to carry on, which
+            may be left out of a `last` segment.
         """
 
     def initialise(self, generator: torch.Generator) -> None:
