@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from hooked_ssm.checks import Count, Natural, NonNegative, Rule, check_fields
+from hooked_ssm.checks import Count, Natural, NonNegative, Rule, check_fields, is_integer
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.layers import ACTIVATIONS
 from hooked_ssm.mixers import MIXERS, MixerOptions, find_mixer
@@ -224,14 +224,30 @@ class ModelConfig:
         return {"mixer": self.mixer_name(layer), **settings}
 
     def mixer_options(self, layer: int) -> MixerOptions:
-        """Return the complete settings of a layer's mixer."""
-        settings = dict(self.mixers[layer])  # type: ignore[arg-type]
+        """Return the complete settings of a layer's mixer.
+
+        Raises:
+            ConfigError: There is no such layer.
+        """
+        settings = dict(self._layer(layer))
         name = settings.pop("mixer")
         return find_mixer(name).Options.read(name, settings)
 
     def mixer_name(self, layer: int) -> str:
-        """Return the name of a layer's mixer."""
-        return self.mixers[layer]["mixer"]  # type: ignore[index]
+        """Return the name of a layer's mixer.
+
+        Raises:
+            ConfigError: There is no such layer.
+        """
+        return str(self._layer(layer)["mixer"])
+
+    def _layer(self, layer: int) -> Mapping[str, Any]:
+        n_layers = len(self.mixers)
+        if not is_integer(layer) or not -n_layers <= layer < n_layers:
+            raise ConfigError(
+                f"layer={layer!r}; allowed: 0..{n_layers - 1}, or -{n_layers}..-1 from the end"
+            )
+        return self.mixers[layer]  # type: ignore[return-value]
 
     def block_norm(self, layer: int) -> str:
         """Return the norm before a layer's mixer and MLP."""

@@ -24,6 +24,14 @@ def test_round_trip_through_json(name):
     assert ModelConfig.from_dict(again.to_dict()) == cfg
 
 
+@pytest.mark.parametrize("layer", [2, -3, True])
+@pytest.mark.parametrize("reads", ["mixer_name", "mixer_options", "block_norm", "block_d_mlp"])
+def test_a_layer_that_is_not_there_is_named(reads, layer):
+    cfg = ModelConfig(architecture="mamba", n_layers=2, **SIZES)
+    with pytest.raises(ConfigError, match=rf"layer={layer!r}; allowed: 0\.\.1, or -2\.\.-1"):
+        getattr(cfg, reads)(layer)
+
+
 @pytest.mark.parametrize("architecture", MIXERS)
 @pytest.mark.parametrize("n_layers", [1, 2, 3])
 def test_every_architecture_builds_with_its_stack(architecture, n_layers):

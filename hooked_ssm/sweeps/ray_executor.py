@@ -35,8 +35,9 @@ class RayExecutor:
 
     Raises:
         MissingRayError: Ray is not installed.
-        ConfigError: gpus < 0, between whole numbers above 1, or more than any machine of the
-            cluster has; there is no cluster at the address; or a module cannot be imported.
+        ConfigError: gpus < 0, between whole numbers above 1, more than any machine of the cluster
+            has, or 0 with device "cuda"; there is no cluster at the address; or a module cannot be
+            imported.
     """
 
     @checked
@@ -56,6 +57,11 @@ class RayExecutor:
         self._runs: dict[Any, RunSpec] = {}
         if gpus > 1 and gpus % 1:
             raise ConfigError(f"gpus={gpus:g}; allowed: a fraction of 1, or a whole number")
+        if not gpus and str(device).startswith("cuda"):
+            raise ConfigError(
+                f"device={device!r} with gpus=0: Ray hides all GPUs from a run that takes none; "
+                "pass gpus=1, or gpus=0.25 to put four runs on one"
+            )
         self._connect(workers, address)
         self._require({"CPU": CPUS, "GPU": float(gpus)})
         self._task = self._ray.remote(num_cpus=CPUS, num_gpus=gpus, max_retries=0)(_work)

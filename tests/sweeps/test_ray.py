@@ -29,6 +29,12 @@ def test_a_negative_share_of_a_gpu_is_refused():
         RayExecutor(gpus=-1.0)
 
 
+def test_a_gpu_that_ray_would_hide_is_refused():
+    pytest.importorskip("ray", reason=REASON)
+    with pytest.raises(ConfigError, match=r"device='cuda' with gpus=0.*gpus=0\.25"):
+        RayExecutor(device="cuda")
+
+
 def test_twelve_runs_one_of_them_killed(tmp_path):
     ray = pytest.importorskip("ray", reason=REASON)
     long = one_run(**LONG)
