@@ -58,8 +58,13 @@ def _named(path: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that at every moment its old or its new text is there in full."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file so that at every moment its old or its new bytes are there in full."""
     with new_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
 
 
 def save_tensors(

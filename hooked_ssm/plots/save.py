@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
-from uuid import uuid4
 
 import plotly.graph_objects as go
 
 from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, MissingDependencyError, unknown
+from hooked_ssm.files import make_folder, write_bytes
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
 from hooked_ssm.plots.screenshot import screenshot
 from hooked_ssm.plots.tensors import Number
@@ -31,11 +30,12 @@ def save(
 
     Args:
         path: Its extension says what is written: .html (one self-contained page), .png or .svg
-            (made by kaleido in a headless Chrome).
+            (made by kaleido in a headless Chrome). Folders around it are made.
         width: Pixels of a picture, unless the figure has its own; times `scale` in a .png.
         background: A colour behind a picture; transparent if None.
     Raises:
-        ConfigError: Another extension, or an `HtmlFigure` as .svg.
+        ConfigError: Another extension, an `HtmlFigure` as .svg, or a file where a folder should be.
+        FileError: It cannot be written there.
         MissingDependencyError: kaleido or Chrome is needed and not there.
     """
     path = Path(path)
@@ -43,27 +43,16 @@ def save(
     if kind not in EXTENSIONS:
         raise ConfigError(f"{unknown('extension', kind, EXTENSIONS)} (path: {path})")
     if kind == ".html":
-        write_atomically(path, _page(figure).encode())
-    elif isinstance(figure, HtmlFigure):
-        if kind != ".png":
-            raise ConfigError(f"{figure.title} can be saved as .html or .png, not as {kind}")
-        shot = screenshot(_page(figure), width=width, scale=scale, background=background)
-        write_atomically(path, shot)
+        data = _page(figure).encode()
+    elif not isinstance(figure, HtmlFigure):
+        data = _picture(figure, kind[1:], width, scale, background)
+    elif kind == ".png":
+        data = screenshot(_page(figure), width=width, scale=scale, background=background)
     else:
-        write_atomically(path, _picture(figure, kind[1:], width, scale, background))
+        raise ConfigError(f"{figure.title} can be saved as .html or .png, not as {kind}")
+    make_folder(path.parent, "the picture's folder")
+    write_bytes(path, data)
     return path
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary file beside `path`, then move it there; folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _page(figure: go.Figure | HtmlFigure) -> str:

@@ -9,9 +9,8 @@ import stat
 
 import pytest
 
-from hooked_ssm.errors import ConfigError
+from hooked_ssm.errors import ConfigError, FileError
 from hooked_ssm.plots import MissingDependencyError, attention_heads, heatmap, save
-from hooked_ssm.plots.save import write_atomically
 from tests.plots.pages import Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -37,6 +36,18 @@ def test_unknown_extension(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_where_a_folder_should_be(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(ConfigError, match=r"folder='.*file' is, or lies in, a file"):
+        save(heatmap([[1.0]]), tmp_path / "file" / "figure.html")
+
+
+def test_nothing_is_left_where_nothing_can_be_drawn(tmp_path):
+    with pytest.raises(ConfigError, match=r"\.html or \.png, not as \.svg"):
+        save(attention_heads([[1.0]], ["a"]), tmp_path / "new" / "heads.svg")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "figure.html"
     path.write_text("old")
@@ -45,8 +56,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("disk")
 
     monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="disk"):
-        write_atomically(path, b"new")
+    with pytest.raises(FileError, match=r"cannot write .*figure\.html: disk"):
+        save(heatmap([[1.0]]), path)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["figure.html"]
 
 
