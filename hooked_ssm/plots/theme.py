@@ -139,10 +139,19 @@ def architecture_of(name: str) -> str | None:
     return max(fitting, key=len, default=None)
 
 
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour per name: an architecture's own, or the next of the palette still free."""
+def colours(names: Iterable[str], *, shared: bool = False) -> dict[str, str]:
+    """Return a colour per name: an architecture's own, or the next of the palette still free.
+
+    Args:
+        shared: Whether all names of an architecture have its colour, as where dashes tell them
+            apart; else the first one has it.
+    """
     names = list(dict.fromkeys(names))
-    chosen = {n: ARCHITECTURE_COLOURS[a] for n in names if (a := architecture_of(n)) is not None}
+    chosen: dict[str, str] = {}
+    for name in names:
+        own = ARCHITECTURE_COLOURS.get(architecture_of(name) or "")
+        if own and (shared or own not in chosen.values()):
+            chosen[name] = own
     free = [c for c in PALETTE if c not in chosen.values()] or list(PALETTE)
     others = [n for n in names if n not in chosen]
     chosen.update({n: free[i % len(free)] for i, n in enumerate(others)})

@@ -62,7 +62,7 @@ def _curves(histories: Mapping[str, pd.DataFrame], column: str, title: str | Non
     if not histories:
         raise ShapeError("histories is empty; expected at least one {name: DataFrame}")
     fig = theme.figure(title=escape(title) if title else None, height=420)
-    colour = theme.colours(histories)
+    colour = theme.colours(histories, shared=True)
     used: list[str] = []
     for name, history in histories.items():
         missing = [c for c in ("step", column) if c not in history.columns]

@@ -115,6 +115,9 @@ def _task(runs: pd.DataFrame) -> list[Any]:
             items.append(_accuracies(some))
     deep = best[best["n_layers"] > 1]
     if len(deep):
+        # another mixer setting may well be another mechanism: variants stand apart
+        names = deep["architecture"] + deep["variant"].map(lambda v: v and f", {v}")
+        deep = deep.assign(architecture=names)
         single = deep["architecture"].is_unique
         bars = plots.attribution_bars(_rows(deep)) if single else plots.attribution_boxes(deep)
         items += [plots.mechanism_scatter(_rows(deep)), bars]

@@ -60,6 +60,13 @@ def test_architectures_keep_their_colour_and_others_get_a_free_one():
     assert len(set(theme.ARCHITECTURE_COLOURS.values())) == len(theme.ARCHITECTURE_COLOURS)
 
 
+def test_names_of_one_architecture_have_colours_of_their_own():
+    chosen = theme.colours(["attention", "mamba, conv 1", "mamba, conv 2", "mamba"])
+    assert chosen["mamba, conv 1"] == theme.ARCHITECTURE_COLOURS["mamba"]
+    assert len(set(chosen.values())) == 4
+    assert len(set(theme.colours(chosen, shared=True).values())) == 2
+
+
 def test_importing_plots_does_not_import_circuitsvis_or_kaleido():
     code = (
         "import sys, hooked_ssm.plots;"

@@ -7,6 +7,7 @@ import re
 import pandas as pd
 import pytest
 
+from hooked_ssm import plots
 from hooked_ssm.errors import CheckpointError, ConfigError, ShapeError
 from hooked_ssm.plots import (
     accuracy_by_variant,
@@ -216,6 +217,19 @@ def test_a_single_width_is_a_table_and_single_runs_are_bars(folder):
     one = table[(table["d_model"] == 8) & (table["seed"] == 1) & (table["variant"] == "")]
     assert kinds_drawn(one) == ["scatter", "bar", "scatter"]  # mechanisms, attributions, dev
     assert kinds_drawn(table)[0] == "scatter" and "box" in kinds_drawn(table)
+
+
+def test_mechanisms_of_variants_stand_apart(folder, monkeypatch):
+    seen = {}
+    for name in ("mechanism_scatter", "attribution_boxes"):
+        draw = getattr(plots, name)
+        monkeypatch.setattr(
+            plots, name, lambda rows, name=name, draw=draw: seen.setdefault(name, draw(rows))
+        )
+    sweep_page(results_table(folder))
+    labels = {"attention", "mamba", "mamba, conv 0"}
+    assert {t.name for t in seen["mechanism_scatter"].data if t.x[0] is not None} >= labels
+    assert {x for box in seen["attribution_boxes"].data for x in box.x} == labels
 
 
 def kinds_drawn(table) -> list[str]:
