@@ -61,7 +61,12 @@ def is_number(value: object) -> bool:
     """Whether a value is a finite real number."""
     if type(value) is float:  # as most are, and grammars have many
         return math.isfinite(value)
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _is_mask(mask: Tensor) -> bool:
@@ -316,7 +321,9 @@ def _choices(rules: list[Rule]) -> tuple[Any, ...]:
 
 def _sequence(entry: Rule) -> Rule:
     def fits(value: Any) -> bool:
-        listed = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+        # a set's order is another one in every process
+        no_list = str | bytes | Mapping | set | frozenset
+        listed = isinstance(value, Collection) and not isinstance(value, no_list)
         if isinstance(value, Tensor | np.ndarray) and value.ndim != 1:
             return False
         return listed and all(map(entry.fits, value))
@@ -333,7 +340,12 @@ def _sequence(entry: Rule) -> Rule:
         return f"Did you mean {close[0][0]!r}?" if close and close[0] else ""
 
     plural = entry.allowed.removeprefix("a finite ").removeprefix("an ").removeprefix("a ")
-    words = f"{plural}s" if not entry.choices else f"words of {entry.allowed}"
+    if entry.choices:
+        words = f"words of {entry.allowed}"
+    elif plural.startswith("list of "):
+        words = plural.replace("list of", "lists of", 1)
+    else:
+        words = f"{plural}s"
     return Rule(f"a list of {words}", fits, remedy=remedy)
 
 

@@ -26,6 +26,8 @@ def new_file(path: Path) -> Iterator[Path]:
     Raises:
         FileError: It cannot be written there.
     """
+    if not path.name:
+        raise FileError(f"cannot write {str(path)!r}: it is no file's name; give one")
     temporary = path.with_name(f".{path.name}.tmp")
     with _named(path):
         try:
@@ -92,7 +94,7 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} does not exist") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no JSON ({error}); restore or delete it") from error
 
 

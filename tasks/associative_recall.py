@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_ssm.checks import checked_as
+from hooked_ssm.checks import Seed, checked_as
 from hooked_ssm.errors import TaskError
 from hooked_ssm.shapes import PerDocument
 from hooked_ssm.tasks.base import (
@@ -84,7 +84,7 @@ class AssociativeRecall(Task):
     holdout: float = 0.0
     num_queries: int = 1
     layout: Layout = "end"
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,8 +182,14 @@ class AssociativeRecall(Task):
             query: Index of the queried pair.
 
         Raises:
-            TaskError: A token that is no key or no value, or a query that is no pair's index.
+            TaskError: A token that is no key or no value, one that comes twice, another number of
+                pairs than the task's, or a query that is no pair's index.
         """
+        if keys.shape[1] != self.num_pairs:
+            raise TaskError(
+                f"keys and values of {keys.shape[1]} pairs a document; allowed: {self.num_pairs}, "
+                f"the task's num_pairs. Build it with num_pairs={keys.shape[1]}"
+            )
         for name, given, allowed in (
             ("keys", keys, self.keys),
             ("values", values, self.values),
@@ -194,6 +200,10 @@ class AssociativeRecall(Task):
                 raise TaskError(
                     f"{name} from {low} to {high}; allowed {allowed.start}..{allowed.stop - 1}"
                 )
+        for name, given in (("keys", keys), ("values", values)):
+            ordered = given.sort(dim=1).values
+            if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+                raise TaskError(f"{name}: one comes twice in a document; allowed: each once")
         slots = torch.arange(keys.shape[1], device=keys.device).expand_as(keys)
         asks = torch.zeros_like(keys, dtype=torch.bool)
         return self._assemble(keys, values, _Plan(slots, asks, query[:, None]))
@@ -237,14 +247,16 @@ class AssociativeRecall(Task):
         """Rounds after which one of n documents is still unlucky in 1 of a million samples."""
         share = self.holdout if split == "test" else 1 - self.holdout
         unlucky = (1 - share) ** self.num_pairs if self.holdout else 0.0
-        rounds = 2 + math.ceil(math.log(1e-6 / n) / math.log(unlucky)) if unlucky else 2
+        rounds: float = 2
+        if unlucky:  # a tiny share leaves 1 exactly: no number of rounds is enough
+            rounds += math.ceil(math.log(1e-6 / n) / math.log(unlucky)) if unlucky < 1 else math.inf
         if rounds > _MAX_REDRAWS:
             raise TaskError(
                 f"split {split!r} may ask for only {share:.2g} of the pairs, so of {self.num_pairs}"
                 f" pairs almost never one: about {rounds} redraws for {n} documents, at most "
                 f"{_MAX_REDRAWS} are made. Use another holdout than {self.holdout}, or more pairs"
             )
-        return rounds
+        return int(rounds)
 
     def _draw_slots(
         self, allowed: Tensor, repeats: int, generator: torch.Generator

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
-from hooked_ssm.checks import Count, checked_as
+from hooked_ssm.checks import Count, Seed, checked_as
 from hooked_ssm.errors import TaskError
 from hooked_ssm.tasks.base import (
     BOS,
@@ -42,7 +42,8 @@ from hooked_ssm.tasks.trees import HeadPosition, Sentence, SentenceSampler
 
 SampleFirst = Literal["query", "target"]
 _MIN_SENTENCE = 3
-_MAX_REDRAWS = 2000
+_MAX_REDRAWS = 40_000  # sentences: never reached where _LEAST of _TRIED give a document
+_TRIED, _LEAST = 2000, 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class AssociativeTreecall(Task):
     holdout: float = 0.0
     max_length: int = 1024
     max_tree_depth: int = 20
-    seed: int = 0
+    seed: Seed = 0
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -107,7 +108,9 @@ class AssociativeTreecall(Task):
             object.__setattr__(self, "num_terminals", self.grammar.num_terminals)
             object.__setattr__(self, "num_nonterminals", self.grammar.num_nonterminals)
         for split in ("train", "test") if self.holdout else ("train",):
-            self._draw_document(random.Random(self.seed), split)  # raises if none can be drawn
+            rng, tried = random.Random(self.seed), 0
+            for _ in range(_LEAST):  # raises where documents are too rare to draw reliably
+                tried += self._draw_document(rng, split, max(1, _TRIED - tried))[1]
 
     @cached_property
     def rules(self) -> Grammar:
@@ -208,7 +211,7 @@ class AssociativeTreecall(Task):
         """Draw n documents with their trees; `sample` gives the same ones as a batch."""
         seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
         rng = random.Random(int(seed))
-        return [self._draw_document(rng, split) for _ in range(n)]
+        return [self._draw_document(rng, split)[0] for _ in range(n)]
 
     @checked_as(TaskError)
     def statistics(
@@ -218,7 +221,13 @@ class AssociativeTreecall(Task):
         return document_statistics(self.documents(n, split, generator=generator))
 
     def build(self, documents: Sequence[TreeDocument]) -> TaskBatch:
-        """Return documents as a batch."""
+        """Return documents as a batch.
+
+        Raises:
+            TaskError: No documents.
+        """
+        if not documents:
+            raise TaskError("documents is an empty list; give at least one document")
         rows = [self._tokens(document) for document in documents]
         lengths = torch.tensor([len(row) for row in rows])
         real = torch.arange(int(lengths.max())) < lengths[:, None]
@@ -254,21 +263,24 @@ class AssociativeTreecall(Task):
             self.rules, self.head_position, self.max_sentence, self.max_tree_depth
         )
 
-    def _draw_document(self, rng: random.Random, split: Split) -> TreeDocument:
+    def _draw_document(
+        self, rng: random.Random, split: Split, most: int = _MAX_REDRAWS
+    ) -> tuple[TreeDocument, int]:
+        """Return a document, and of how many sentences it is the first that gives one."""
         failures: Counter[str] = Counter()
-        for _ in range(_MAX_REDRAWS):
+        for drawn in range(1, most + 1):
             sentence = self._sampler.draw(rng)
             if isinstance(sentence, str):
                 failures[sentence] += 1
             elif len(sentence) < _MIN_SENTENCE:
                 failures["shorter than 3 tokens"] += 1
             elif queries := self._eligible(sentence, split):
-                return TreeDocument(sentence, self._choose(queries, rng))
+                return TreeDocument(sentence, self._choose(queries, rng)), drawn
             else:
                 failures["no query to ask"] += 1
         reasons = ", ".join(f"{reason}: {count}" for reason, count in failures.most_common())
         raise TaskError(
-            f"no document for split {split!r} in {_MAX_REDRAWS} sentences of this grammar "
+            f"no document for split {split!r} in {most} sentences of this grammar "
             f"({reasons}). Use another seed or grammar, other query types, longer or deeper "
             f"documents (max_length={self.max_length}, max_tree_depth={self.max_tree_depth}), "
             f"or another holdout ({self.holdout})"

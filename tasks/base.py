@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_ssm.checks import Count, check_fields, checked_as, is_integer
+from hooked_ssm.checks import Count, check_fields, checked_as, is_integer, shown
 from hooked_ssm.errors import TaskError, unknown
 from hooked_ssm.shapes import Mask, PerDocument, Tokens
 from hooked_ssm.tasks.draws import absent_tokens
@@ -59,11 +59,18 @@ class TaskBatch:
         """Return the documents at a slice, an index tensor or list, or a boolean mask.
 
         Raises:
-            TaskError: A single integer: it would drop the batch axis.
+            TaskError: A single integer, which would drop the batch axis; a number beyond the
+                documents, or no index at all.
         """
         if is_integer(index) or isinstance(index, bool):
             raise TaskError(f"batch[{index}] would drop the batch axis; use batch[{index}:][:1]")
-        return self._map(lambda tensor: tensor[index])
+        try:
+            return self._map(lambda tensor: tensor[index])
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise TaskError(
+                f"batch[{shown(index)}]: {error}; allowed: a slice, a boolean mask, or numbers in "
+                f"-{len(self)}..{len(self) - 1}, as the batch has {len(self)} documents"
+            ) from error
 
     def to(self, device: torch.device | str) -> TaskBatch:
         """Return the batch with every tensor on `device`.
@@ -123,8 +130,16 @@ class Task(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "name" in cls.__dict__:
-            Task._by_name[cls.name] = cls
+        if "name" not in cls.__dict__:
+            return
+        known = Task._by_name.get(cls.name)
+        # a class that is defined anew, as by a cell that runs again, replaces itself
+        if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TaskError(
+                f"{cls.__qualname__}: the task's name {cls.name!r} is taken by {known.__module__}."
+                f"{known.__qualname__}; choose another name"
+            )
+        Task._by_name[cls.name] = cls
 
     def __post_init__(self) -> None:
         """Check every field against its annotation; subclasses call it before checks of their own.
@@ -247,7 +262,17 @@ class Task(ABC):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec: the task's name and every field, as JSON values."""
+        """Return the spec: the task's name and every field, as JSON values.
+
+        Raises:
+            TaskError: The name is another class's, inherited, so the spec would build that one.
+        """
+        owner = Task._by_name.get(getattr(self, "name", ""))
+        if owner is not type(self):
+            raise TaskError(
+                f"{type(self).__qualname__} has no name of its own, so no spec could name it; add "
+                'name: ClassVar[str] = "..." to the class'
+            )
         return {"task": self.name, **dataclasses.asdict(self)}
 
     @staticmethod

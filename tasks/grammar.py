@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hooked_ssm.checks import check_fields, checked_as, shown
-from hooked_ssm.errors import TaskError
+from hooked_ssm.checks import Seed, check_fields, checked_as, shown
+from hooked_ssm.errors import TaskError, unknown
 from hooked_ssm.files import read_json, write_text
 
 
@@ -24,11 +24,12 @@ from hooked_ssm.files import read_json, write_text
 class Rule:
     """One right-hand side of a nonterminal and its probability."""
 
-    symbols: tuple[int, ...]
+    symbols: Sequence[int]
     probability: float
 
     def __post_init__(self) -> None:
         check_fields(self, TaskError, prefix="a rule's ")
+        object.__setattr__(self, "symbols", tuple(int(symbol) for symbol in self.symbols))
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class Grammar:
     """
 
     num_terminals: int
-    rules: tuple[tuple[Rule, ...], ...]
-    heads: tuple[tuple[float, ...], ...]
-    start: tuple[float, ...]
+    rules: Sequence[Sequence[Rule]]
+    heads: Sequence[Sequence[float]]
+    start: Sequence[float]
 
     def __post_init__(self) -> None:
         check_fields(self, TaskError, prefix="a grammar's ")
+        heads = tuple(tuple(float(share) for share in row) for row in self.heads)
+        object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))
+        object.__setattr__(self, "heads", heads)
+        object.__setattr__(self, "start", tuple(float(share) for share in self.start))
         if self.num_terminals < 1 or not self.rules:
             raise TaskError("a grammar needs at least 1 terminal and 1 nonterminal")
         for name, rows in (("heads", self.heads), ("start", self.start)):
@@ -110,24 +115,20 @@ class Grammar:
         """Build the grammar of `to_json`.
 
         Raises:
-            TaskError: A missing field, or a grammar that the constructor refuses.
+            TaskError: A missing or unknown field, or a grammar that the constructor refuses.
         """
+        given = _fields_of(cls, spec, "the grammar's spec")
         try:
-            return cls(
-                num_terminals=spec["num_terminals"],
-                rules=tuple(
-                    tuple(Rule(tuple(rule["symbols"]), rule["probability"]) for rule in rules)
-                    for rules in spec["rules"]
-                ),
-                heads=tuple(tuple(row) for row in spec["heads"]),
-                start=tuple(spec["start"]),
-            )
-        except KeyError as error:
-            raise TaskError(f"the grammar's spec lacks {error}; it has {sorted(spec)}") from error
+            given["rules"] = [
+                [Rule(**_fields_of(Rule, rule, "a rule")) for rule in rules]
+                for rules in given["rules"]
+            ]
         except TypeError as error:
             raise TaskError(
-                f"no spec of a grammar, as of to_json: {error}; got {shown(spec)}"
+                f"the grammar's rules={shown(given['rules'])}; allowed: a list of rules for each "
+                "nonterminal, as of to_json"
             ) from error
+        return cls(**given)
 
     def save(self, path: str | Path) -> None:
         """Write the grammar as a JSON file, whole or not at all."""
@@ -163,7 +164,7 @@ def random_grammar(
     max_rules_per_nt: int,
     max_depth: int,
     terminal_occurrence_factor: float | None,
-    seed: int,
+    seed: Seed,
 ) -> Grammar:
     """Draw a grammar as the paper does.
 
@@ -231,6 +232,20 @@ def _dirichlet(rng: random.Random, count: int) -> tuple[float, ...]:
     draws = [-math.log(1 - rng.random()) for _ in range(count)]
     total = sum(draws)
     return tuple(draw / total for draw in draws) if total > 0 else (1 / count,) * count
+
+
+def _fields_of(kind: type, spec: Any, what: str) -> dict[str, Any]:
+    """Return the fields of a dataclass from a mapping that has them all and no other."""
+    names = [field.name for field in fields(kind)]
+    if not isinstance(spec, Mapping):
+        raise TaskError(f"{what} is {shown(spec)}; allowed: a mapping of {', '.join(names)}")
+    for name in names:
+        if name not in spec:
+            raise TaskError(f"{what} lacks {name!r}; it has {sorted(map(str, spec))}")
+    for name in spec:
+        if name not in names:
+            raise TaskError(unknown(f"field of {what}", name, names))
+    return dict(spec)
 
 
 def _check_distribution(name: str, probabilities: Sequence[float]) -> None:

@@ -6,12 +6,14 @@ a few integers that JSON can hold, and batch 1000 is the same whether or not tra
 
 from __future__ import annotations
 
-from typing import Protocol
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hooked_ssm.checks import Count, checked_as, is_integer
+from hooked_ssm.checks import Count, checked_as, is_integer, shown
 from hooked_ssm.errors import TaskError
 from hooked_ssm.shapes import PerDocument
 from hooked_ssm.tasks.base import IGNORE_INDEX, PAD, Split, Task, TaskBatch
@@ -60,9 +62,9 @@ class Stream:
         """Go on where the stream with this state stood.
 
         Raises:
-            TaskError: The state belongs to a stream with other settings.
+            TaskError: The state is damaged, or belongs to a stream with other settings.
         """
-        _check_state(state, {"seed": self.seed}, ["batches"])
+        _check_state(state, {"seed": self.seed}, {"batches": sys.maxsize})
         self._batches = int(state["batches"])
 
 
@@ -124,9 +126,10 @@ class FixedSet:
         """Go on where the set with this state stood.
 
         Raises:
-            TaskError: The state belongs to a set with other settings.
+            TaskError: The state is damaged, or belongs to a set with other settings.
         """
-        _check_state(state, {"seed": self.seed, "size": self.size}, ["pass", "used"])
+        counters = {"pass": sys.maxsize, "used": self.size}
+        _check_state(state, {"seed": self.seed, "size": self.size}, counters)
         self._pass, self._used = int(state["pass"]), int(state["used"])
         self._order = self._draw_order()
 
@@ -170,12 +173,20 @@ def _generator(seed: int, counter: int) -> torch.Generator:
     return torch.Generator().manual_seed((start + counter) & 0xFFFFFFFF)
 
 
-def _check_state(state: dict[str, int], settings: dict[str, int], counters: list[str]) -> None:
+def _check_state(state: Any, settings: Mapping[str, int], counters: Mapping[str, int]) -> None:
+    """Hold a state to the stream's settings, and its counters to 0 and their largest values."""
+    if not isinstance(state, Mapping):
+        raise TaskError(f"a stream's state is a mapping, as of state_dict; got {shown(state)}")
     for name in [*settings, *counters]:
         if name not in state:
             raise TaskError(f"the stream's state lacks {name!r}; it has {sorted(state)}")
         if not is_integer(state[name]):
             raise TaskError(f"the stream's state has {name}={state[name]!r}; allowed: an integer")
+        if name in counters and not 0 <= int(state[name]) <= counters[name]:
+            raise TaskError(
+                f"the stream's state has {name}={state[name]}; allowed: 0..{counters[name]}. It is "
+                "damaged: go on from another checkpoint"
+            )
     for name, value in settings.items():
         if int(state[name]) != value:
             raise TaskError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hooked_ssm.errors import TaskError
 from hooked_ssm.tasks.trees import Sentence
 
 QueryType = Literal["parent", "child", "sibling"]
@@ -73,7 +74,12 @@ def document_statistics(documents: Sequence[TreeDocument]) -> dict[str, Any]:
         adjacent: share of answers right after the query; majority: accuracy of always giving the
         commonest answer; last_token: accuracy of giving the last token of the sentence; kinds:
         share of each query type.
+
+    Raises:
+        TaskError: No documents.
     """
+    if not documents:
+        raise TaskError("documents is an empty list; give at least one document")
     count = len(documents)
     sentences = [document.sentence for document in documents]
     queries = [document.query for document in documents]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -11,8 +12,18 @@ import pytest
 import torch
 
 from hooked_ssm.errors import HookedSSMError, TaskError
-from hooked_ssm.tasks import FixedSet, Grammar, Rule, Stream, Task, TaskBatch
+from hooked_ssm.tasks import (
+    AssociativeRecall,
+    AssociativeTreecall,
+    FixedSet,
+    Grammar,
+    Rule,
+    Stream,
+    Task,
+    TaskBatch,
+)
 from hooked_ssm.tasks.base import SPECIAL_TOKENS
+from hooked_ssm.tasks.treecall_documents import document_statistics
 from tests.tasks.test_contract import TASKS, generator
 
 pytestmark = pytest.mark.usefixtures("as_shipped")
@@ -21,6 +32,7 @@ KINDS = {type(task): task for task in TASKS}.values()
 NAN = float("nan")
 WRONG: dict[str, list[Any]] = {
     "int": [True, "3", 1.5, NAN, None, [3], -(10**6)],
+    "Seed": [True, "3", 1.5, NAN, None, [3], -1],
     "float": [True, "0.1", NAN, float("inf"), None, -0.5],
     "float | None": ["0.1", NAN, True, -1.0],
     "bool": [1, "yes", None],
@@ -31,7 +43,6 @@ CASES = [
     for task in KINDS
     for field in fields(task)
     for value in WRONG.get(field.type, [7, ["?"], "?", None])
-    if not (field.name == "seed" and value == -(10**6))
 ]
 
 
@@ -168,3 +179,86 @@ def test_own_tasks_are_checked_too():
     with pytest.raises(TaskError, match="Doubling: size='3'; allowed: an integer"):
         Doubling("3")
     del Task._by_name["doubling_of_this_test"]
+
+
+@pytest.mark.parametrize("index", [[99], "a", torch.tensor([3]), [True, False]])
+def test_documents_that_are_not_there(index):
+    batch = TASKS[0].sample(3, generator=generator())
+    with pytest.raises(TaskError, match=r"numbers in -3\.\.2, as the batch has 3 documents"):
+        batch[index]
+
+
+def test_a_taken_name_and_an_inherited_one():
+    with pytest.raises(TaskError, match="'associative_recall' is taken by .*AssociativeRecall"):
+        type("Mine", (AssociativeRecall,), {"name": "associative_recall"})
+    mine = type("Mine", (AssociativeRecall,), {})()
+    with pytest.raises(TaskError, match="Mine has no name of its own"):
+        mine.to_json()
+    assert Task.from_json({"task": "associative_recall"}) == AssociativeRecall()
+
+
+def test_a_set_has_no_order_for_tokens_to_follow():
+    with pytest.raises(TaskError, match="query_types=.*allowed: a list of words"):
+        AssociativeTreecall(query_types={"parent", "child"})
+
+
+@pytest.mark.parametrize("share", [1e-12, 1e-17])
+def test_a_holdout_that_no_document_meets(share):
+    with pytest.raises(TaskError, match="almost never one"):
+        AssociativeRecall(holdout=share).sample(2, "test", generator=generator())
+
+
+def test_hand_made_pairs_are_those_of_the_task():
+    task = AssociativeRecall(num_kv=16, num_pairs=2)
+    keys, values = torch.tensor([[3, 4]]), torch.tensor([[11, 12]])
+    assert len(task.build(keys, values, torch.tensor([0]))) == 1
+    with pytest.raises(TaskError, match="keys: one comes twice"):
+        task.build(torch.tensor([[3, 3]]), values, torch.tensor([0]))
+    with pytest.raises(TaskError, match="of 3 pairs a document; allowed: 2"):
+        task.build(torch.tensor([[3, 4, 5]]), torch.tensor([[11, 12, 13]]), torch.tensor([0]))
+
+
+def test_no_trees():
+    with pytest.raises(TaskError, match="documents is an empty list"):
+        AssociativeTreecall().build([])
+    with pytest.raises(TaskError, match="documents is an empty list"):
+        document_statistics([])
+
+
+def test_a_grammar_that_almost_never_gives_a_document_is_refused():
+    seldom = Grammar(
+        num_terminals=2,
+        rules=[[Rule([0], 1 - 1e-4), Rule([0, 1, 0], 1e-4)]],
+        heads=[[0.5, 0.5]],
+        start=[1.0],
+    )
+    for seed in range(5):
+        with pytest.raises(TaskError, match="no document for split 'train'"):
+            AssociativeTreecall(grammar=seldom, seed=seed)
+    rare = dataclasses.replace(seldom, rules=[[Rule([0], 0.99), Rule([0, 1, 0], 0.01)]])
+    task = AssociativeTreecall(grammar=rare)
+    assert len(task.sample(200, generator=generator())) == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "unknown field of the grammar's spec 'extra'"),
+        ({"rules": [[{"symbols": {}, "probability": 1.0}]]}, "symbols={}"),
+        ({"rules": [[{"symbols": [0]}]]}, "a rule lacks 'probability'"),
+        ({"rules": [[3]]}, "a rule is 3"),
+        ({"rules": 3}, "the grammar's rules=3"),
+        ({"start": [10**400]}, "start"),
+    ],
+)
+def test_damaged_grammars(change, message):
+    spec = Grammar(1, [[Rule([0], 1.0)]], [[1.0]], [1.0]).to_json()
+    assert Grammar.from_json(spec) == Grammar(1, ((Rule((0,), 1.0),),), ((1.0,),), (1.0,))
+    with pytest.raises(TaskError, match=message):
+        Grammar.from_json({**spec, **change})
+
+
+def test_a_grammar_of_arrays_is_the_one_of_tuples():
+    arrays = Grammar(1, [[Rule(np.array([0]), 1.0)]], [np.ones(1)], np.ones(1))
+    assert arrays == Grammar(1, ((Rule((0,), 1.0),),), ((1.0,),), (1.0,))
+    assert hash(arrays) and json.dumps(arrays.to_json())

@@ -83,3 +83,21 @@ def test_wrong_states_are_refused(as_shipped):
         FixedSet(TASK, 4, 0).next(0)
     with pytest.raises(TaskError, match="batch_size=0; allowed: an integer >= 1"):
         Stream(TASK, 0).next(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"used": 11}, r"used=11; allowed: 0\.\.10"),
+        ({"used": -2}, "used=-2"),
+        ({"pass": -3}, "pass=-3"),
+        (None, "a mapping, as of state_dict; got None"),
+    ],
+)
+def test_a_damaged_state_is_named(change, message, as_shipped):
+    fixed = FixedSet(TASK, 10, 0)
+    state = None if change is None else {**fixed.state_dict(), **change}
+    with pytest.raises(TaskError, match=message):
+        fixed.load_state_dict(state)
+    with pytest.raises(TaskError, match="batches=-5"):
+        Stream(TASK, 0).load_state_dict({"seed": 0, "batches": -5})
