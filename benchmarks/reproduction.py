@@ -81,13 +81,14 @@ def accuracy_again(run: RunFolder) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(1)
     documents = spec.build_task().sample(DOCUMENTS, "test", generator=generator)
     stream = training_stream(spec.build_train_task(), spec.train_config(run.training))
+    at = spec.build_task().answer_position
     new = ~among(documents, stream) if isinstance(stream, FixedSet) else documents.lengths > 0
-    unseen = f"{with_error(model, documents[new])} of {int(new.sum()):,}"
-    return with_error(model, documents), "all are" if bool(new.all()) else unseen
+    unseen = f"{with_error(model, documents[new], at)} of {int(new.sum()):,}"
+    return with_error(model, documents, at), "all are" if bool(new.all()) else unseen
 
 
-def with_error(model: HookedModel, documents: TaskBatch) -> str:
-    accuracy = answer_accuracy(model, documents)
+def with_error(model: HookedModel, documents: TaskBatch, position: str) -> str:
+    accuracy = answer_accuracy(model, documents, position=position)
     error = (accuracy * (1 - accuracy) / len(documents)) ** 0.5
     return f"{accuracy:.3f} ± {error:.3f}"
 

@@ -95,7 +95,10 @@ class ExecutorName(str, Enum):
 @app.command()
 def sweep(
     file: Annotated[Path, typer.Argument(help="A grid in YAML or JSON, as in experiments/.")],
-    out: Annotated[Path, typer.Option(help="Folder for the runs; complete ones are skipped.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the runs; complete ones are skipped. Needed but to list."),
+    ] = None,
     small: Annotated[bool, typer.Option("--small", help="The file's small version.")] = False,
     executor: Annotated[
         ExecutorName, typer.Option(help="Processes on this machine, or Ray.")
@@ -123,7 +126,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
 ) -> None:
     """Train and evaluate every run of a grid; start it again to go on where it stopped."""
-    from hooked_ssm.sweeps import LocalExecutor, RayExecutor, read_sweep, run_sweep
+    from hooked_ssm.sweeps import LocalExecutor, RayExecutor, RunFolder, read_sweep, run_sweep
 
     local = executor is ExecutorName.local
     _refuse({"--gpus": gpus, "--address": address} if local else {"--threads": threads}, local)
@@ -132,13 +135,23 @@ def sweep(
     if dry_run:
         _list_runs(specs, out)
         return
+    if out is None:
+        raise ConfigError("a sweep needs a folder for its runs; give --out FOLDER")
     chosen = (
         LocalExecutor(workers, device, 1 if threads is None else threads, modules)
         if local
         else RayExecutor(workers, device, gpus or 0.0, address or "auto", modules)
     )
-    outcome = run_sweep(specs, out, executor=chosen, retries=retries)
-    _show_outcome(outcome, len(specs), out)
+    try:
+        outcome = run_sweep(specs, out, executor=chosen, retries=retries)
+    except KeyboardInterrupt:
+        complete = sum(RunFolder.of(out, spec).is_complete_as(spec) for spec in specs)
+        console.print(
+            f"Interrupted: {complete} of {len(specs)} runs complete, the others go on from their "
+            "last checkpoint when the same command is given again."
+        )
+        raise typer.Exit(130) from None
+    _show_outcome(outcome, len(specs), out, modules)
     if outcome.failures:
         raise typer.Exit(1)
 
@@ -161,20 +174,34 @@ def _imported(modules: list[str]) -> list[str]:
     return modules
 
 
-def _list_runs(specs: list[RunSpec], out: Path) -> None:
-    from hooked_ssm.sweeps import RunFolder
+def _import_options(modules: list[str]) -> list[str]:
+    return [word for module in modules for word in ("--import", module)]
 
-    table = Table("run", "state", "what", title=f"{len(specs)} runs")
+
+def _list_runs(specs: list[RunSpec], out: Path | None) -> None:
+    table = Table("run", "state", "what", title=f"{len(specs)} run{'s' * (len(specs) > 1)}")
     for spec in specs:
-        complete = RunFolder.of(out, spec).is_complete_as(spec)
-        table.add_row(spec.key, "complete" if complete else "missing", spec.label)
+        table.add_row(spec.key, _state(spec, out), spec.label)
     console.print(table)
 
 
-def _show_outcome(outcome: SweepOutcome, total: int, out: Path) -> None:
+def _state(spec: RunSpec, out: Path | None) -> str:
+    """Return how far a run is, in the report's words."""
+    from hooked_ssm.sweeps import RunFolder
+
+    run = None if out is None else RunFolder.of(out, spec)
+    if run is None or not run.path.exists():
+        return "missing"
+    if run.is_complete_as(spec):
+        return "complete"
+    return "failed" if run.failure() else f"unfinished, at step {run.checkpoint_step()}"
+
+
+def _show_outcome(outcome: SweepOutcome, total: int, out: Path, modules: list[str]) -> None:
+    command = ["hooked-ssm", "report", str(out), *_import_options(modules), "--out", "report.html"]
     console.print(
         f"{len(outcome.complete)} of {total} runs complete ({outcome.skipped} were before). "
-        f"Report: hooked-ssm report {shlex.quote(str(out))} --out report.html"
+        f"Report: {shlex.join(command)}"
     )
     if outcome.failures:
         table = Table("run", "what", "why", title=f"{len(outcome.failures)} runs failed")
@@ -187,12 +214,17 @@ def _show_outcome(outcome: SweepOutcome, total: int, out: Path) -> None:
 def report(
     folder: Annotated[Path, typer.Argument(help="What `hooked-ssm sweep --out` wrote to.")],
     out: Annotated[Path, typer.Option(help="The page; .csv and .parquet go beside it.")],
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="Module with tasks of your own (repeatable)."),
+    ] = None,
 ) -> None:
     """Write a sweep's tables and figures as one offline page, and its runs as CSV and Parquet."""
     from hooked_ssm.sweeps import write_report
 
-    command = shlex.join(["hooked-ssm", "report", str(folder), "--out", str(out)])
-    for path in write_report(folder, out, command):
+    modules = _imported(imports or [])
+    command = ["hooked-ssm", "report", str(folder), *_import_options(modules), "--out", str(out)]
+    for path in write_report(folder, out, shlex.join(command)):
         console.print(str(path))
 
 

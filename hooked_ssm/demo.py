@@ -181,7 +181,9 @@ def train_and_evaluate(
 def summary(result: DemoResult) -> str:
     """Return one line: what the model does and how."""
     row = result.to_row()
-    shares = ", ".join(f"@ {k.title()} {v:.2f}" for k, v in row["attribution"].items())
+    shares = ", ".join(
+        f"@ {k.title()} {round(v, 2) + 0.0:.2f}" for k, v in row["attribution"].items()
+    )
     when = f" ({row['timing']})" if row["timing"] else ""
     return (
         f"{row['architecture']}: accuracy {row['accuracy']:.3f} after {row['steps']} steps in "
@@ -224,7 +226,11 @@ probability that comes back.
 Restored at the value (@ Value): the model had written the key into the value's place beforehand,
 as attention's induction heads do. Restored at the key or at the query instead: nothing was stored
 at the value; the answer is looked up directly, in one layer. Attributions of unsolved models are
-noise.
+noise. Where models lie on one spot, the markers of later ones are smaller, so that all show.
+
+In the maps below, Key and Value are `query_item_orig` and `target_item_orig`, the pair in the
+document that is asked about, Query is `query_item`, where the answer is predicted, and the last
+block's input is its `resid_pre`.
 """
 
 
@@ -248,6 +254,6 @@ def _inside(result: DemoResult) -> list[Any]:
         tokens,
         names=[f"{kind} {i}" for i in strongest.tolist()],
         kind=kind,
-        title=f"Token mixing of the last layer: strongest {kind}s",
+        title=f"Token mixing of the last layer: strongest {kind}{'s' * (len(strongest) > 1)}",
     )
     return [summary(result), restore, drawn]

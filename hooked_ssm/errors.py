@@ -67,6 +67,5 @@ def unknown(kind: str, got: object, allowed: Iterable[object]) -> str:
     words = [str(choice) for choice in allowed]
     close = near(str(got), words)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return (
-        f"unknown {kind} {got!r}{hint or '.'} Allowed: {', '.join(words) or 'none, there are none'}"
-    )
+    known = ", ".join(words) or "nothing, as there are none"
+    return f"unknown {kind} {got!r}{hint or '.'} Allowed: {known}"

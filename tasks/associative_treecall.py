@@ -42,6 +42,14 @@ from hooked_ssm.tasks.trees import HeadPosition, Sentence, SentenceSampler
 
 SampleFirst = Literal["query", "target"]
 _MIN_SENTENCE = 3
+_GRAMMAR_FIELDS = (
+    "num_terminals",
+    "num_nonterminals",
+    "max_rhs_len",
+    "max_rules_per_nt",
+    "max_depth",
+    "terminal_occurrence_factor",
+)
 _MAX_REDRAWS = 40_000  # sentences: never reached where _LEAST of _TRIED give a document
 _TRIED, _LEAST = 2000, 3
 
@@ -74,6 +82,7 @@ class AssociativeTreecall(Task):
 
     name: ClassVar[str] = "associative_treecall"
     fresh_corruption: ClassVar[bool] = False
+    shared_fields: ClassVar[tuple[str, ...]] = (*Task.shared_fields, *_GRAMMAR_FIELDS, "grammar")
 
     num_terminals: int = 20
     num_nonterminals: int = 40
@@ -115,15 +124,8 @@ class AssociativeTreecall(Task):
     @cached_property
     def rules(self) -> Grammar:
         """The grammar the sentences are drawn from: the hand-made one, or the random one."""
-        return self.grammar or random_grammar(
-            num_terminals=self.num_terminals,
-            num_nonterminals=self.num_nonterminals,
-            max_rhs_len=self.max_rhs_len,
-            max_rules_per_nt=self.max_rules_per_nt,
-            max_depth=self.max_depth,
-            terminal_occurrence_factor=self.terminal_occurrence_factor,
-            seed=self.seed,
-        )
+        sizes = {name: getattr(self, name) for name in _GRAMMAR_FIELDS}
+        return self.grammar or random_grammar(**sizes, seed=self.seed)
 
     @property
     def max_sentence(self) -> int:

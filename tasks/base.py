@@ -118,12 +118,15 @@ class Task(ABC):
 
     Attributes:
         name: The task's name in specs; a subclass that sets it is found by `Task.from_json`.
+        shared_fields: Fields that decide what is learned: training documents may differ from those
+            of an evaluation in other fields, but not in these.
         corruptions: The positions whose token `corrupt` can replace.
         fresh_corruption: True if `corrupt` puts in a token that the document lacks; False, for
             tasks whose documents may hold the whole vocabulary, if it is only another one.
     """
 
     name: ClassVar[str]
+    shared_fields: ClassVar[tuple[str, ...]] = ("holdout", "seed")
     corruptions: ClassVar[tuple[str, ...]] = ("query_item_orig", "target_item_orig")
     fresh_corruption: ClassVar[bool] = True
     _by_name: ClassVar[dict[str, type[Task]]] = {}
@@ -286,7 +289,10 @@ class Task(ABC):
             raise TaskError(f"a task's spec is a mapping, as of to_json; got {spec!r}")
         kind = Task._by_name.get(str(spec.get("task")))
         if kind is None:
-            raise TaskError(unknown("task", spec.get("task"), Task._by_name))
+            raise TaskError(
+                f"{unknown('task', spec.get('task'), Task._by_name)}. One of your own is known "
+                "once the module that has it is imported (--import on the command line)"
+            )
         return kind._from_fields({key: value for key, value in spec.items() if key != "task"})
 
     @classmethod

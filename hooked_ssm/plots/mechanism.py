@@ -52,7 +52,8 @@ def mechanism_scatter(
 
     Colour is the architecture, a circle is a solved run, a cross an unsolved one. Runs outside
     -0.2..1.2 (noise of unsolved runs) are drawn at the edge, without error bars, and a note says
-    how many; hovering gives their values.
+    how many; hovering gives their values. Where runs lie on one spot, the markers of later
+    architectures are smaller, so that all show.
 
     Args:
         rows: Rows of results.json; "attribution_error" in the shape of "attribution" adds bars.
@@ -72,9 +73,15 @@ def mechanism_scatter(
         fig.add_trace(_scatter(architecture, runs, x, colour[architecture], size))
     if any(_solved(r) for r in rows) and not all(_solved(r) for r in rows):
         _shape_legend(fig)
-    outside = sum(_off_scale(r, x) for r in rows)
+    outside, missing = sum(_off_scale(r, x) for r in rows), sum(_is_missing(r, x) for r in rows)
+    notes = []
     if outside:
-        _note(fig, f"{outside} of {len(rows)} runs lie outside, drawn at the edge")
+        verb = "lies" if outside == 1 else "lie"
+        notes.append(f"{outside} of {len(rows)} runs {verb} outside, drawn at the edge")
+    if missing:
+        notes.append(f"{missing} of {len(rows)} runs without attributions")
+    if notes:
+        _note(fig, "; ".join(notes))
     words = " + ".join(f"@ {part.title()}" for part in x.split("+"))
     fig.update_xaxes(title_text=f"attribution {words}", range=[LOW, HIGH], dtick=0.25)
     fig.update_yaxes(title_text="attribution @ Value", range=[LOW, HIGH], dtick=0.25)
@@ -121,7 +128,7 @@ def attribution_bars(
             # beside bars of spread, or on bars narrower than it, a number is not legible
             text=None
             if several or len(groups) > MOST_WITH_NUMBERS
-            else ["–" if np.isnan(m) else f"{m:.2f}" for m in mean],
+            else ["–" if np.isnan(m) else f"{round(m, 2) + 0.0:.2f}" for m in mean],  # no -0.00
             textposition="outside",
             textfont={"size": 11},
             textangle=0,
@@ -130,7 +137,8 @@ def attribution_bars(
     fig.update_layout(barmode="group", bargap=0.3, legend={"orientation": "h", "y": 1.08, "x": 0})
     fig.update_xaxes(type="category", showgrid=False)
     low, high = _bar_range(fig)
-    if any(np.nanmax(bar.y) > high or np.nanmin(bar.y) < low for bar in fig.data):
+    if any((np.nan_to_num(bar.y) > high).any() or (np.nan_to_num(bar.y) < low).any()
+           for bar in fig.data):  # fmt: skip
         _note(fig, "bars of unsolved runs end outside")
     return fig.update_yaxes(title_text="attribution", range=[low, high], zeroline=True)
 
@@ -181,8 +189,13 @@ def _error(row: Row, what: str) -> float:
     return math.sqrt(sum(float(errors.get(p) or 0) ** 2 for p in what.split("+")))
 
 
+def _is_missing(row: Row, x: XAxis) -> bool:
+    return any(math.isnan(_attribution(row, axis)) for axis in (x, "value"))
+
+
 def _off_scale(row: Row, x: XAxis) -> bool:
-    return any(not LOW <= _attribution(row, axis) <= HIGH for axis in (x, "value"))
+    shares = [_attribution(row, axis) for axis in (x, "value")]
+    return not _is_missing(row, x) and any(not LOW <= share <= HIGH for share in shares)
 
 
 def _scatter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import platform
 import re
 import shlex
@@ -133,9 +134,10 @@ def table_html(frame: pd.DataFrame) -> str:
         f"<th{c}>{html.escape(str(name))}</th>"
         for c, name in zip(classes, frame.columns, strict=True)
     )
+    columns = [_cells(frame.iloc[:, i]) for i in range(frame.shape[1])]
     rows = [
-        "".join(f"<td{c}>{_cell(v)}</td>" for c, v in zip(classes, row, strict=True))
-        for row in frame.itertuples(index=False, name=None)
+        "".join(f"<td{c}>{v}</td>" for c, v in zip(classes, row, strict=True))
+        for row in zip(*columns, strict=True)
     ]
     lines = "".join(f"<tr>{row}</tr>" for row in rows)
     return (
@@ -148,11 +150,33 @@ def _is_numeric(column: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
-def _cell(value: object) -> str:
+def _cells(column: pd.Series) -> list[str]:
+    """Return a column's entries as HTML, its numbers in one format."""
+    numbers = [float(value) for value in column if _is_fractional(value)]
+    digits = _digits(numbers)
+    return [_cell(value, digits) for value in column]
+
+
+def _digits(numbers: Sequence[float]) -> int | None:
+    """Return the digits behind the point that fit all numbers; None: each as short as it is."""
+    finite = [abs(number) for number in numbers if math.isfinite(number)]
+    chosen = all(float(f"{x:.3g}") == x for x in finite)  # such as learning rates, by a person
+    if chosen and any(round(x, 3) != x for x in finite):
+        return None
+    largest = max(finite, default=0.0)
+    return None if largest >= 1e6 else 1 if largest >= 100 else 3
+
+
+def _is_fractional(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, Integral | bool) and value == value
+
+
+def _cell(value: object, digits: int | None) -> str:
     if value is None or value is pd.NA or value is pd.NaT or value != value:
         return "–"
-    if isinstance(value, Real) and not isinstance(value, (Integral, bool)):
-        number = float(value)
-        fixed = number == 0 or 1e-3 <= abs(number) < 1e6
-        return f"{number:.3f}" if fixed and abs(number) < 100 else f"{number:.4g}"
-    return html.escape(str(value))
+    if not _is_fractional(value):
+        return html.escape(str(value))
+    number = float(value)  # type: ignore[arg-type]
+    if digits is None or not math.isfinite(number):
+        return f"{number:.4g}"
+    return f"{round(number, digits) + 0.0:.{digits}f}"  # + 0.0: no -0.000

@@ -5,7 +5,9 @@ Runs of several seeds give a point at their mean and a bar from the least to the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -35,7 +37,7 @@ def accuracy_by_width(frame: pd.DataFrame, *, title: str | None = "Accuracy by w
     layers = sorted(frame["n_layers"].unique())
     colour = theme.colours(frame["architecture"])
     for (architecture, count), runs in frame.groupby(["architecture", "n_layers"], sort=False):
-        words = f", {count} layer{'s' if count > 1 else ''}" if len(layers) > 1 else ""
+        words = _depth(count, layers)
         dash = DASHES[layers.index(count) % len(DASHES)]
         line = {"color": colour[architecture], "dash": dash, "width": 2.5}
         fig.add_trace(_line(runs, "d_model", f"{architecture}{words}", line))
@@ -50,19 +52,27 @@ def accuracy_by_variant(
 ) -> go.Figure:
     """Draw accuracy over variants (such as widths of a convolution), a line per d_model.
 
+    Dashes tell numbers of layers apart.
+
     Args:
-        frame: Columns variant, d_model, accuracy, chance, of one architecture. "" is "as is".
+        frame: Columns variant, n_layers, d_model, accuracy, chance, of one architecture. "" is
+            "as is".
     Raises:
         ShapeError: No rows.
         ConfigError: A column is missing.
     """
-    _check(frame, ("variant", "d_model", "accuracy", "chance"))
+    _check(frame, ("variant", "n_layers", "d_model", "accuracy", "chance"))
     frame = frame.assign(variant=frame["variant"].replace("", "as is").map(escape))
     fig = theme.figure(title=escape(title) if title else None, height=420)
-    for i, (width, runs) in enumerate(frame.groupby("d_model")):
-        line = {"color": theme.PALETTE[i % len(theme.PALETTE)], "width": 2.5}
-        fig.add_trace(_line(runs, "variant", f"d_model {width}", line))
-    order = sorted(frame["variant"].unique())
+    widths, layers = (sorted(frame[name].unique()) for name in ("d_model", "n_layers"))
+    for (width, count), runs in frame.groupby(["d_model", "n_layers"]):
+        line = {
+            "color": theme.PALETTE[widths.index(width) % len(theme.PALETTE)],
+            "dash": DASHES[layers.index(count) % len(DASHES)],
+            "width": 2.5,
+        }
+        fig.add_trace(_line(runs, "variant", f"d_model {width}{_depth(count, layers)}", line))
+    order = sorted(frame["variant"].unique(), key=_in_order)
     fig.update_xaxes(type="category", categoryorder="array", categoryarray=order)
     return _accuracy_axis(fig, frame["chance"])
 
@@ -110,13 +120,15 @@ def dev_against_test(
     """Draw each run's accuracy on test documents over that on dev documents.
 
     Args:
-        frame: Columns architecture, run, accuracy, dev_accuracy.
+        frame: Columns architecture, run, accuracy, dev_accuracy; split and dev_split, if they are
+            there, say what the documents are.
     Raises:
         ShapeError: No rows.
         ConfigError: A column is missing.
     """
     _check(frame, ("architecture", "run", "accuracy", "dev_accuracy"))
     fig = theme.figure(title=escape(title) if title else None, height=480)
+    dev, test = (_documents(frame, *names) for names in (("dev_split", "dev"), ("split", "test")))
     colour = theme.colours(frame["architecture"])
     diagonal = {"color": theme.INK, "dash": "dot", "width": 1.5}
     fig.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line=diagonal, layer="below")
@@ -128,10 +140,26 @@ def dev_against_test(
             mode="markers",
             name=escape(architecture),
             marker={"color": colour[architecture], "size": 9},
-            hovertemplate="run %{text}<br>dev %{x:.3f}<br>test %{y:.3f}<extra></extra>",
+            hovertemplate=f"run %{{text}}<br>{dev} %{{x:.3f}}<br>{test} %{{y:.3f}}<extra></extra>",
         )
-    fig.update_xaxes(title_text="accuracy on dev", range=[-0.03, 1.05], tickformat=".0%")
-    return fig.update_yaxes(title_text="accuracy on test", range=[-0.03, 1.05], tickformat=".0%")
+    on_dev, on_test = f"accuracy on {dev}", f"accuracy on {test}"
+    fig.update_xaxes(title_text=on_dev, range=[-0.03, 1.05], tickformat=".0%")
+    return fig.update_yaxes(title_text=on_test, range=[-0.03, 1.05], tickformat=".0%")
+
+
+def _documents(frame: pd.DataFrame, column: str, usual: str) -> str:
+    """Return the splits that a column names, or the usual one."""
+    return " or ".join(sorted(frame[column].dropna().unique())) if column in frame else usual
+
+
+def _depth(count: Any, layers: Sequence[Any]) -> str:
+    """Return how a line's name says its number of layers, where there are several numbers."""
+    return f", {count} layer{'s' if count > 1 else ''}" if len(layers) > 1 else ""
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names as people do: conv 2 before conv 10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _line(runs: pd.DataFrame, x: str, name: str, line: dict[str, object]) -> go.Scatter:

@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
@@ -75,7 +75,7 @@ class LocalExecutor:
             register.
 
     Raises:
-        ConfigError: workers or threads < 1, no GPU for device "cuda", or a module cannot be
+        ConfigError: workers or threads < 1, a device that is not there, or a module that cannot be
             imported.
     """
 
@@ -110,7 +110,8 @@ class LocalExecutor:
         process = self._context.Process(
             target=_work, args=(saying, str(sweep), spec.to_json(), setup)
         )
-        process.start()
+        with _deaf():
+            process.start()
         saying.close()  # the worker has its own end
         self._processes[process.sentinel] = _Process(spec, process, said, device)
 
@@ -164,12 +165,38 @@ def _is_cpu(device: str | None) -> bool:
 
 def _devices(device: str | None) -> list[str | None]:
     """Return the devices that runs are spread over: those that one name stands for."""
-    if device != "cuda":
+    if device is None:
+        return [None]
+    try:
+        asked = torch.device(device)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"device={device!r} is no torch device: {why}") from error
+    if asked.type != "cuda":
+        _try_out(device)
         return [device]
-    gpus = torch.cuda.device_count()
-    if gpus == 0:
-        raise ConfigError("device='cuda', but torch sees no GPU; leave it out to train on the CPU")
-    return [f"cuda:{i}" for i in range(gpus)]
+    gpus = torch.cuda.device_count()  # asks no GPU for memory
+    if gpus <= (asked.index or 0):
+        seen = f"only {gpus}" if gpus else "no GPU"
+        raise ConfigError(
+            f"device={device!r}, but torch sees {seen}; leave it out to train on the CPU"
+        )
+    return [f"cuda:{i}" for i in range(gpus)] if asked.index is None else [device]
+
+
+def _try_out(device: str) -> None:
+    """Refuse a device that this machine, or this torch, does not have.
+
+    Raises:
+        ConfigError: A tensor cannot be put there.
+    """
+    try:
+        torch.zeros(1).to(device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"device={device!r}: nothing can be put there ({why}); 'cpu' is everywhere"
+        ) from error
 
 
 def _context(device: str | None) -> Any:
@@ -187,6 +214,23 @@ def _context(device: str | None) -> Any:
     return context
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Have the processes that start here be deaf to Ctrl-C until they can handle it.
+
+    A terminal sends it to them too, while they import, and each would print a traceback. What this
+    process is sent meanwhile comes at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _ended(spec: RunSpec, code: int, reason: str) -> Ended:
     for outcome, exit_code in EXIT_CODES.items():
         if code == exit_code:
@@ -200,9 +244,16 @@ def _work(saying: Any, sweep: str, values: dict[str, Any], setup: Setup) -> None
     """Execute a run in a process of its own."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a terminal's Ctrl-C reaches the sweep alone, which then asks once
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the sweep is under nohup
-    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
-    outcome, reason = attempt(sweep, values, setup)
+    outcome: Outcome = "interrupted"
+    reason = ""
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a sweep under nohup ignores it
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see _deaf
+        threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
+        outcome, reason = attempt(sweep, values, setup)
+    except KeyboardInterrupt:  # before the attempt, or after it
+        pass
     if reason:
         with suppress(OSError):  # the sweep is gone
             saying.send_bytes(reason.encode()[:REASON_BYTES])

@@ -40,6 +40,8 @@ from hooked_ssm.tasks import PAPER_TASKS
 AXES = ("architecture", "d_model", "n_layers", "lr", "seed", "task")
 SECTIONS = ("model", "train", "train_task", "evaluate")
 NAMED = ("tasks", "variants")
+SEEDS = ("train.lr", "train.seed", "model.seed")  # in which runs of a cell may differ
+PLAIN = "as is"  # what figures call the variant ""
 ENTRIES = ("grid", *NAMED, *SECTIONS)
 
 
@@ -124,10 +126,12 @@ def _each_once(runs: Sequence[tuple[int, RunSpec]]) -> list[RunSpec]:
     """Return the runs of numbered grids, those that recur once.
 
     Raises:
-        ConfigError: One run under two names or evaluated in two ways, or two runs of one name.
+        ConfigError: One run under two names or evaluated in two ways, two runs of one name, or runs
+            of one cell that differ in more than learning rate and seed.
     """
     keys: dict[str, RunSpec] = {}
     names: dict[tuple[Any, ...], tuple[int, RunSpec]] = {}
+    cells: dict[tuple[Any, ...], tuple[int, RunSpec]] = {}
     for number, run in runs:
         same = keys.setdefault(run.key, run)
         if _name(same) != _name(run):
@@ -147,21 +151,34 @@ def _each_once(runs: Sequence[tuple[int, RunSpec]]) -> list[RunSpec]:
                 f"one name, with {_difference(other, run)}; tables would average them as seeds. "
                 "Name what differs: put it into a variant, or give the task another name"
             )
+        first, other = cells.setdefault(_cell(run), (number, run))
+        if other.recipe != run.recipe:
+            raise ConfigError(
+                f"{other.label!r} of grid {first} and {run.label!r} of grid {number} differ in "
+                f"more than learning rate and seed, with {_difference(other, run, SEEDS)}; tables "
+                "would let them compete, or average them. Name what differs: put it into a "
+                "variant, or give the task another name"
+            )
     return list(keys.values())
 
 
 def _name(run: RunSpec) -> tuple[Any, ...]:
     """What tables tell runs apart by."""
-    axes = [run.model[name] for name in ("architecture", "n_layers", "d_model")]
-    return (run.task_name, run.variant, *axes, run.train["lr"], run.train["seed"])
+    return (*_cell(run), run.train["lr"], run.train["seed"])
 
 
-def _difference(one: RunSpec, other: RunSpec) -> str:
-    """Say in what two runs differ, such as "train.steps 2 and 5"."""
+def _cell(run: RunSpec) -> tuple[Any, ...]:
+    """What tables compare runs under, each at its best learning rate, averaged over seeds."""
+    sizes = (run.architecture, run.n_layers, run.model["d_model"])
+    return (run.task_name, run.variant, *sizes)
+
+
+def _difference(one: RunSpec, other: RunSpec, but: Sequence[str] = ()) -> str:
+    """Say in what two runs differ, such as "train.steps 2 and 5", but for some entries."""
 
     def differences(a: Any, b: Any, path: str) -> Iterator[str]:
         if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
-            if a != b:
+            if a != b and path not in but:
                 yield f"{path} {a!r} and {b!r}"
             return
         for name in dict.fromkeys([*a, *b]):
@@ -185,8 +202,11 @@ def _checked(content: Any) -> dict[str, Any]:
             _check_setting(_mapping(task, f"{where}tasks: {name}"))
         for name, changes in part.get("variants", {}).items():
             place = f"{where}variants: {name}"
-            if name == "":
-                raise ConfigError(f"{place} has no name; '' is the run without changes. Name it")
+            if name in ("", PLAIN):
+                raise ConfigError(
+                    f"{place} has the name {name!r}, by which tables and figures call the run "
+                    "without changes. Give it another one"
+                )
             if changes is not None:
                 _only(_mapping(changes, place), SECTIONS, f"entry of variant {name!r}")
                 _check_sections(changes, f"{place}: ")
@@ -202,6 +222,8 @@ def _plain(value: Any, place: str, around: tuple[Any, ...] = ()) -> Any:
     Raises:
         ConfigError: It is a date, contains itself, or is otherwise nothing that JSON has.
     """
+    if isinstance(value, str):
+        _check_text(value, place)
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if any(value is outer for outer in around):
@@ -217,10 +239,18 @@ def _plain(value: Any, place: str, around: tuple[Any, ...] = ()) -> Any:
     plain: dict[str, Any] = {}
     for key, entry in value.items():
         name = _word(key, f"{place}: a name")
+        _check_text(name, f"{place}: a name")
         if name in plain:
             raise ConfigError(f"{place} has {name!r} twice; leave one out, or rename it")
         plain[name] = _plain(entry, f"{place}: {name}", (*around, value))
     return plain
+
+
+def _check_text(text: str, place: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{place} is {text!r}, which no file can hold: {error}") from error
 
 
 def _grids(value: Any, where: str = "") -> list[Mapping[str, Any]]:
@@ -343,7 +373,7 @@ def _word(value: Any, what: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         remedy = {
             bool: "YAML reads yes, no, on and off as true and false: put it in quotes",
-            type(None): "Leave it out; '' is the variant without changes",
+            type(None): "Leave it out, or give a name; '' is the variant without changes",
             dict: "Define it under tasks or variants, and give its name here",
         }.get(type(value), "Put it in quotes if a word is meant")
         raise ConfigError(f"{what}={value!r}; allowed: a word. {remedy}")

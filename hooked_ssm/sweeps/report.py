@@ -19,9 +19,9 @@ from hooked_ssm.sweeps.table import (
 )
 
 ABOUT = """
-Each cell (architecture, variant, layers, d_model) is shown at the learning rate that is best on dev
-documents, averaged over seeds; accuracies are those on test documents. A rate at which runs are
-missing comes after those at which more are complete.
+Each cell (architecture, variant, layers, d_model) is shown at the learning rate that is best on
+{dev} documents, averaged over seeds; accuracies are those on {test} documents. A rate at which runs
+are missing comes after those at which more are complete.
 
 Attribution is the share of the original answer's probability that comes back when one activation of
 the original document is restored at the input of the last block, the key in context being replaced.
@@ -36,15 +36,16 @@ def write_report(folder: Path | str, out: Path | str, command: str | None = None
     """Write the report of a sweep's folder to `out`, and its table beside it; return the files.
 
     Raises:
-        CheckpointError: The folder holds no runs.
-        ConfigError: `out` is no name of an HTML file, or lies in a file; or several runs are of one
-            cell, learning rate and seed.
+        CheckpointError: The folder holds no runs, or a damaged one.
+        ConfigError: `out` is no name of an HTML file, or lies in a file; several runs are of one
+            cell, learning rate and seed, or of one cell and other settings; two tasks have one
+            name; or a task of one's own is not known.
     """
     page = Path(out)
     if page.suffix not in (".html", ".htm"):
         raise ConfigError(f"out={str(out)!r}; allowed: a file that ends in .html")
     table = results_table(folder)
-    title, tasks = f"Sweep {Path(folder).name}", task_descriptions(folder)
+    title, tasks = f"Sweep {Path(folder).resolve().name}", task_descriptions(folder)
     text = sweep_page(table, tasks, title=title, command=command)
     make_folder(page.parent, "out")
     files = [page, page.with_suffix(".csv"), page.with_suffix(".parquet")]
@@ -82,7 +83,7 @@ def sweep_page(
     for task, runs in complete.groupby("task", sort=False):
         about = [tasks[task]] if tasks and task in tasks else []
         sections.append(plots.Section(f"Task {task}", [*about, *_task(runs)]))
-    shown = [name for name in complete.columns if name not in ("state", "reason")]
+    shown = [name for name in complete.columns if name not in ("state", "reason", "recipe")]
     if len(complete):
         sections.append(plots.Section("All complete runs", [complete[shown]]))
     return plots.report_page(title, sections, command=command)
@@ -91,7 +92,11 @@ def sweep_page(
 def _overview(table: pd.DataFrame) -> list[Any]:
     counts = table["state"].value_counts()
     words = ", ".join(f"{count} {state}" for state, count in counts.items())
-    items: list[Any] = [f"{len(table)} runs: {words}.", ABOUT]
+    items: list[Any] = [f"{len(table)} run{'s' * (len(table) > 1)}: {words}."]
+    complete = table[table["state"] == "complete"]
+    if len(complete):
+        splits = {"dev": complete["dev_split"], "test": complete["split"]}
+        items.append(ABOUT.format(**{name: _words(column) for name, column in splits.items()}))
     failed = table[table["state"] == "failed"]
     if len(failed):
         labels = ["run", "task", "architecture", "variant", "n_layers", "d_model", "lr", "seed"]
@@ -110,7 +115,7 @@ def _task(runs: pd.DataFrame) -> list[Any]:
         if plain["d_model"].nunique() > 1:
             items.append(plots.accuracy_by_width(plain))
     for architecture, some in best.groupby("architecture", sort=False):
-        if some["variant"].nunique() > 1 or not len(plain):
+        if some["variant"].any():
             items.append(plots.accuracy_by_variant(some, title=f"{architecture}: variants"))
             items.append(_accuracies(some))
     deep = best[best["n_layers"] > 1]
@@ -121,8 +126,13 @@ def _task(runs: pd.DataFrame) -> list[Any]:
         single = deep["architecture"].is_unique
         bars = plots.attribution_bars(_rows(deep)) if single else plots.attribution_boxes(deep)
         items += [plots.mechanism_scatter(_rows(deep)), bars]
-    items.append(plots.dev_against_test(runs, title="Dev against test, every run"))
+    title = f"{_words(runs['dev_split'])} against {_words(runs['split'])}, every run"
+    items.append(plots.dev_against_test(runs, title=title[0].upper() + title[1:]))
     return items
+
+
+def _words(splits: pd.Series) -> str:
+    return " or ".join(sorted(splits.dropna().unique()))
 
 
 def _accuracies(best: pd.DataFrame) -> pd.DataFrame:

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import errno
 import inspect
-import json
 import os
 import re
 import socket
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from filelock import FileLock, SoftFileLock, Timeout
 
-from hooked_ssm.errors import CheckpointError, FileError
+from hooked_ssm.checks import is_number
+from hooked_ssm.errors import CheckpointError, ConfigError, FileError
 from hooked_ssm.files import new_file, read_json, write_json
-from hooked_ssm.sweeps.spec import EvaluationConfig, RunSpec
+from hooked_ssm.sweeps.spec import RunSpec, outcome_settings
+from hooked_ssm.training import checkpoint_folders
 
 STEP = re.compile(rb'"step": (\d+)')
 # A soft lock is a marker file, which a killed holder leaves behind for ever.
@@ -75,7 +75,7 @@ class RunFolder:
         """
         if not self._result.exists():
             return False
-        return _settings(self._evaluated()) == _settings(spec.evaluate)
+        return outcome_settings(self._evaluated()) == outcome_settings(spec.evaluate)
 
     def is_described_by(self, spec: RunSpec) -> bool:
         """Whether spec.json says what a spec says, names included."""
@@ -145,8 +145,13 @@ class RunFolder:
             CheckpointError: spec.json is missing or damaged.
         """
         values = read_json(self._spec)
-        values.pop("key", None)
-        return RunSpec.from_json(values)
+        try:
+            return RunSpec.from_json({name: values[name] for name in values if name != "key"})
+        except (TypeError, ConfigError) as error:
+            raise CheckpointError(
+                f"{self._spec} describes no run ({error}); delete its folder and start the sweep "
+                "again"
+            ) from error
 
     def result(self) -> dict[str, Any]:
         """Read what came out.
@@ -155,14 +160,22 @@ class RunFolder:
             CheckpointError: There is no result, or a damaged one.
         """
         result = read_json(self._result)
-        if not isinstance(result, dict):
-            raise CheckpointError(f"{self._result} holds no result; delete it")
+        problem = _problem(result)
+        if problem:
+            raise CheckpointError(
+                f"{self._result} is damaged: {problem}. Delete it: the sweep then evaluates again"
+            )
         return result
 
     def _evaluated(self) -> Mapping[str, Any]:
         """Return the settings of the evaluation that the result is of; spec.json's, by default."""
         result = self.result()
         return result["evaluate"] if "evaluate" in result else self.spec().evaluate
+
+    def checkpoint_step(self) -> int:
+        """Return the step that training goes on from: that of the last checkpoint, else 0."""
+        folders = checkpoint_folders(self.training)
+        return int(folders[-1].name.removeprefix("step-")) if folders else 0
 
     def failure(self) -> str | None:
         """Return the last attempt's error as one line; None if it did not fail."""
@@ -198,15 +211,28 @@ def _end_of(path: Path) -> bytes:
         return file.read()
 
 
+def _problem(result: Any) -> str:
+    """Return what is wrong with a result as it was read; "" if nothing is."""
+    if not isinstance(result, dict):
+        return "it is no mapping"
+    for name in ("attribution", "attribution_error", "evaluate"):
+        if not isinstance(result.get(name, {}), dict):
+            return f"{name}={result[name]!r} is no mapping"
+    try:
+        outcome_settings(result.get("evaluate", {}))
+    except ConfigError as error:
+        return str(error)
+    needed = {name: result.get(name) for name in ("accuracy", "dev_accuracy")}
+    others = {name: result.get(name) for name in ("chance", "loss", "steps", "seconds")}
+    shares = {**result.get("attribution", {}), **result.get("attribution_error", {})}
+    for name, value in {**needed, **others, **shares}.items():
+        if not is_number(value) and (value is not None or name in needed):
+            return f"{name}={value!r} is no number"
+    return ""
+
+
 def _described(spec: RunSpec) -> dict[str, Any]:
     return {**spec.to_json(), "key": spec.key}
-
-
-def _settings(evaluate: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides an evaluation's outcome, defaults filled in."""
-    settings = asdict(EvaluationConfig.from_dict(evaluate))
-    del settings["max_batch"]
-    return json.loads(json.dumps(settings))
 
 
 @contextmanager

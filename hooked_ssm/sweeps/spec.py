@@ -29,9 +29,6 @@ FORMAT = 1  # of a spec's identity: another number gives every run another name
 GeneratorSeed = Annotated[
     int, Rule("an integer from 0 to 2**64 - 1", lambda value: 0 <= value < 2**64)
 ]
-FIXED_FIELDS = ("task", "holdout", "seed")
-"""Fields of a task that its training documents share: the kind of task, and what is held out of
-training, or drawn as its grammar."""
 
 Directions = Annotated[
     Sequence[Direction],
@@ -92,7 +89,7 @@ class RunSpec:
         task: A spec of `Task.from_json`; its `single_query()` documents are evaluated.
         train: Fields of `TrainConfig`, but where it runs (folder, device).
         train_task: Fields of the task that the training documents differ in; neither its
-            vocabulary nor `FIXED_FIELDS`, which decide what is compared.
+            vocabulary nor the task's `shared_fields`, which decide what is compared.
         evaluate: Fields of `EvaluationConfig`. No part of what the run is: evaluating in another
             way trains nothing again.
         task_name: What tables call the task. Names are no part of what the run is either.
@@ -129,15 +126,38 @@ class RunSpec:
     @property
     def key(self) -> str:
         """The run's name: a hash of its identity, the same on every machine and in any order."""
-        text = json.dumps(self.identity, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest(self.identity)
+
+    @property
+    def architecture(self) -> str:
+        """The architecture, or the mixers of a stack of one's own, such as "mamba+attention"."""
+        named = self.model.get("architecture")
+        mixers = self.model.get("mixers")
+        if named is not None or not isinstance(mixers, list):
+            return str(named)
+        return "+".join(str(m["mixer"] if isinstance(m, Mapping) else m) for m in mixers)
+
+    @property
+    def n_layers(self) -> int:
+        """How many layers, or mixers of a stack of one's own."""
+        given = self.model.get("n_layers")
+        return len(self.model.get("mixers") or ()) if given is None else given
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The identity without learning rate and seeds, and the evaluation: what runs share that
+        compete for the best learning rate, or are averaged as seeds.
+        """
+        recipe = self.identity
+        for part, names in (("model", ("seed",)), ("train", ("lr", "seed"))):
+            recipe[part] = {n: value for n, value in recipe[part].items() if n not in names}
+        return {**recipe, "evaluate": outcome_settings(self.evaluate)}
 
     @property
     def label(self) -> str:
         """One line for people, such as "mamba d64 l2 lr 0.003 seed 0, ar_32, conv 2"."""
-        model = self.model
         parts = [
-            f"{model['architecture']} d{model['d_model']} l{model['n_layers']} "
+            f"{self.architecture} d{self.model['d_model']} l{self.n_layers} "
             f"lr {self.train['lr']:g} seed {self.train['seed']}",
             self.task_name,
             self.variant,
@@ -243,6 +263,23 @@ class RunSpec:
         _check_sites(json.dumps(config.to_dict()), tuple(evaluate.sites or ()))
 
 
+def digest(values: Mapping[str, Any]) -> str:
+    """Return a hash of JSON values, the same on every machine and in any order."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def outcome_settings(evaluate: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides an evaluation's outcome, defaults filled in.
+
+    Raises:
+        ConfigError: A field is unknown, or its value does not fit.
+    """
+    settings = asdict(EvaluationConfig.from_dict(evaluate))
+    del settings["max_batch"]
+    return json.loads(json.dumps(settings))
+
+
 @lru_cache(maxsize=64)
 def _task(spec: str) -> Task:
     return Task.from_json(json.loads(spec))  # a grammar is drawn and tried: once is enough
@@ -257,7 +294,7 @@ def _check_same_words(spec: str, train_spec: str) -> None:
     """
     task, train = _task(spec), _task(train_spec)
     fixed, trained = task.to_json(), train.to_json()
-    for name in FIXED_FIELDS:
+    for name in ("task", *task.shared_fields):
         if fixed.get(name) != trained.get(name):
             raise ConfigError(
                 f"train_task: {name}={trained.get(name)!r}, but the task's is {fixed.get(name)!r}: "

@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from hooked_ssm.errors import CheckpointError, ConfigError
+from hooked_ssm.errors import CheckpointError, ConfigError, TaskError
 from hooked_ssm.sweeps.run_folder import RunFolder
+from hooked_ssm.sweeps.spec import RunSpec, digest
 
 CELL = ("task", "architecture", "variant", "n_layers", "d_model")
 """What a run is compared under: learning rates and seeds of one cell compete or are averaged."""
@@ -24,16 +25,20 @@ MEASURED = (
     "loss",
     "steps",
     "seconds",
+    "split",
+    "dev_split",
 )
-COLUMNS = ("run", *CELL, "lr", "seed", "state", *MEASURED, "reason")
+WORDS = ("mechanism", "timing", "split", "dev_split")
+COLUMNS = ("run", *CELL, "lr", "seed", "state", *MEASURED, "reason", "recipe")
 
 
 def results_table(folder: Path | str) -> pd.DataFrame:
     """Return a row per run of a sweep's folder, in order of task, architecture and sizes.
 
     `state` is "complete", "failed" (then `reason` says why) or "unfinished"; what was not measured
-    is NaN. `accuracy` is that of the evaluation (split "test" by default), `dev_accuracy` the
-    trainer's.
+    is NaN. `accuracy` is that of the evaluation, on documents of `split` ("test" by default),
+    `dev_accuracy` the trainer's, on those of `dev_split`. `recipe` names all settings of a run but
+    its learning rate and seed: it is equal where runs compete, or are averaged.
 
     Raises:
         CheckpointError: The folder holds no run, or a damaged one.
@@ -52,8 +57,8 @@ def results_table(folder: Path | str) -> pd.DataFrame:
             f"{folder} holds no runs; give the folder that hooked-ssm sweep wrote to"
         )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    numbers = [name for name in MEASURED if name not in ("mechanism", "timing")]
-    frame = frame.astype(dict.fromkeys(numbers, "float64"))
+    numbers = [name for name in MEASURED if name not in WORDS]
+    frame = frame.astype({**dict.fromkeys(numbers, "float64"), "steps": "Int64"})
     return frame.sort_values([*CELL, "lr", "seed", "run"], ignore_index=True)
 
 
@@ -62,13 +67,26 @@ def task_descriptions(folder: Path | str) -> dict[str, str]:
 
     Raises:
         CheckpointError: A run is damaged.
+        ConfigError: Two runs call different tasks by one name, or a task of one's own is not known.
     """
-    found: dict[str, str] = {}
+    found: dict[str, RunSpec] = {}
     for path in sorted(Path(folder).glob("*/spec.json")):
         spec = RunFolder(path.parent).spec()
-        if spec.task_name not in found:
-            found[spec.task_name] = spec.build_task().describe()
-    return found
+        first = found.setdefault(spec.task_name, spec)
+        if first.task != spec.task:
+            raise ConfigError(
+                f"runs {first.key} and {spec.key} both call their task {spec.task_name!r}, but "
+                f"the one is {dict(first.task)} and the other {dict(spec.task)}. Put sweeps into "
+                "separate folders, or give the tasks different names"
+            )
+    return {name: _describe(spec) for name, spec in found.items()}
+
+
+def _describe(spec: RunSpec) -> str:
+    try:
+        return spec.build_task().describe()
+    except TaskError as error:
+        raise ConfigError(f"task {spec.task_name!r} of run {spec.key}: {error}") from error
 
 
 def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
@@ -80,7 +98,8 @@ def best_over_lr(frame: pd.DataFrame, by: Sequence[str] = CELL) -> pd.DataFrame:
 
     Raises:
         KeyError: A column is missing.
-        ConfigError: Several rows are of one cell, learning rate and seed.
+        ConfigError: Several rows are of one cell, learning rate and seed, or complete ones of a
+            cell differ in other settings.
     """
     refuse_other_runs(frame, by)
     complete = frame[frame["state"] == "complete"]
@@ -96,9 +115,11 @@ def refuse_other_runs(frame: pd.DataFrame, by: Sequence[str] = CELL) -> None:
 
     Raises:
         KeyError: A column is missing.
-        ConfigError: Several rows are of one cell, learning rate and seed, so that they are runs of
-            something that the table does not name.
+        ConfigError: Several rows are of one cell, learning rate and seed, or complete ones of one
+            cell have several recipes, so that they are runs of something that the table does not
+            name.
     """
+    _refuse_other_recipes(frame, list(dict.fromkeys([*CELL, *by])))
     names = list(dict.fromkeys([*CELL, *by, "lr", "seed"]))
     again = frame[frame.duplicated(names, keep=False)]
     if again.empty:
@@ -115,14 +136,32 @@ def refuse_other_runs(frame: pd.DataFrame, by: Sequence[str] = CELL) -> None:
     )
 
 
+def _refuse_other_recipes(frame: pd.DataFrame, names: list[str]) -> None:
+    complete = frame[frame["state"] == "complete"]
+    if "recipe" not in complete:  # of a table made by hand
+        return
+    for cell, runs in complete.groupby(names, sort=False):
+        if runs["recipe"].nunique() > 1:
+            one, other = runs.drop_duplicates("recipe")["run"].head(2)
+            what = ", ".join(f"{n} {value}" for n, value in zip(names, cell, strict=True) if value)
+            raise ConfigError(
+                f"runs {one} and {other} are both {what}, but differ in more than learning rate "
+                "and seed: compare their spec.json. Put sweeps into separate folders, or give what "
+                "differs a name (a variant, another task name)"
+            )
+
+
 def _row(run: RunFolder) -> dict[str, Any]:
     spec = run.spec()
     row = {
         "run": run.path.name,
         "task": spec.task_name,
         "variant": spec.variant,
-        **{name: spec.model[name] for name in ("architecture", "n_layers", "d_model", "seed")},
+        "architecture": spec.architecture,
+        "n_layers": spec.n_layers,
+        **{name: spec.model[name] for name in ("d_model", "seed")},
         "lr": spec.train["lr"],
+        "recipe": digest(spec.recipe),
     }
     if not run.is_complete:
         reason = run.failure()

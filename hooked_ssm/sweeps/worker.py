@@ -109,7 +109,7 @@ def execute(run: RunFolder, spec: RunSpec, device: str | None = None) -> Attempt
         run.begin(spec)
         if run.is_complete:
             return Attempt("done")
-        done, steps = run.steps_done(), spec.train["steps"]
+        done, steps = run.checkpoint_step(), spec.train["steps"]
         now = f"training from step {done}" if done < steps else "trained; evaluation"
         log.info("%s: %s", spec.label, now)
         found = train_and_evaluate(spec, run.training, device)

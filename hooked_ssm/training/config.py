@@ -126,7 +126,8 @@ class TrainConfig:
                 raise ConfigError(unknown("TrainConfig field", name, names))
         missing = [name for name in ("steps", "batch_size", "lr", "seed") if name not in values]
         if missing:
-            raise ConfigError(f"TrainConfig needs {', '.join(missing)}; got {', '.join(values)}")
+            got = ", ".join(n for n, value in values.items() if value is not None) or "nothing"
+            raise ConfigError(f"TrainConfig needs {', '.join(missing)}; got {got}")
         return cls(**values)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -52,7 +53,7 @@ def test_runs_outside_are_drawn_at_the_edge_and_said():
     trace = next(t for t in fig.data if t.name == "base_conv")
     assert low < trace.y[0] < high and low < trace.x[0] < high
     assert "@ Value 2.200" in trace.customdata[0]
-    assert "1 of 4 runs lie outside" in fig.layout.annotations[-1].text
+    assert "1 of 4 runs lies outside" in fig.layout.annotations[-1].text
 
 
 def test_scatter_sums_key_and_query_and_draws_errors():
@@ -74,6 +75,11 @@ def test_solved_falls_back_on_accuracy():
 def test_attributions_that_were_not_measured_are_left_out():
     fig = mechanism_scatter([_row("h3", None, None, None, "unsolved")])
     assert np.isnan(fig.data[0].x[0])
+    assert "1 of 1 runs without attributions" in [a.text for a in fig.layout.annotations]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        none = attribution_bars([_row("h3", None, None, None, "unsolved")])
+    assert {bar.text for bar in none.data} == {("–",)}
     bars = attribution_bars([ROWS[0], _row("h3", None, 0.5, 0.5, "mixed")])
     assert bars.data[0].text == ("0.00", "–")
     seeds = attribution_bars([ROWS[0], _row("attention", None, 0.5, 0.5, "mixed")])

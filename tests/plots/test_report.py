@@ -11,6 +11,7 @@ from plotly.offline import get_plotlyjs
 
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots import Section, accuracy_curve, heatmap, report_page
+from hooked_ssm.plots.report import table_html
 from tests.plots.pages import Page
 
 NASTY = "</script><script>alert(1)</script>"
@@ -68,3 +69,19 @@ def test_defaults_say_command_versions_and_time():
 def test_other_items_are_refused(as_shipped):
     with pytest.raises(ConfigError, match="cannot put a int in a report"):
         _page([3])
+
+
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [
+        ([0.9999, -0.0009792, -2.127], ["1.000", "-0.001", "-2.127"]),
+        ([39.2, 144.32, 0.5], ["39.2", "144.3", "0.5"]),
+        ([0.0003, 0.01, 3e-5], ["0.0003", "0.01", "3e-05"]),  # learning rates, as they were set
+        ([-0.00012345, 0.25], ["0.000", "0.250"]),
+        ([float("nan"), 1.0], ["–", "1.000"]),
+        ([50016, 2], ["50016", "2"]),
+    ],
+)
+def test_a_columns_numbers_have_one_format(column, shown):
+    page = Page(table_html(pd.DataFrame({"x": column})))
+    assert [text.strip() for text in page.text if text.strip()] == ["x", *shown]

@@ -26,6 +26,7 @@ SPEC = {
     "train": {"lr": 1e-3, "seed": 0, "steps": 2, "batch_size": 2},
     "task_name": "tiny",
 }
+RESULT = {"accuracy": 1.0, "dev_accuracy": 1.0, "attribution": {}, "attribution_error": {}}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,10 @@ def test_folders_of_files(tmp_path):
     ("spec", "result"),
     [("{", None), ("[]", None), ("{}", None), (json.dumps({**SPEC, "model": 3}), None),
      (json.dumps({**SPEC, "train": {}}), None), (json.dumps(SPEC), "[]"),
-     (json.dumps(SPEC), "{}"), (json.dumps(SPEC), '{"attribution": 3}')],
+     (json.dumps(SPEC), "{}"), (json.dumps(SPEC), '{"attribution": 3}'), ("null", None),
+     *((json.dumps(SPEC), json.dumps({**RESULT, **change})) for change in (
+         {"accuracy": "abc"}, {"accuracy": None}, {"dev_accuracy": [1]}, {"loss": "x"},
+         {"attribution": {"key": "x"}}, {"evaluate": None}, {"evaluate": {"x": 0}}))],
 )  # fmt: skip
 def test_damaged_runs_are_named(spec, result, tmp_path):
     run = tmp_path / "runs" / "abc"

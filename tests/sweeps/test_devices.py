@@ -15,7 +15,7 @@ from tests.sweeps.tiny import one_run
 def test_a_worker_per_core_or_per_gpu(monkeypatch):
     monkeypatch.setattr(executors, "usable_cores", lambda: 16)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    for device, workers in ((None, 16), ("cpu", 16), ("cuda", 2), ("cuda:1", 1), ("mps", 1)):
+    for device, workers in ((None, 16), ("cpu", 16), ("cuda", 2), ("cuda:1", 1), ("meta", 1)):
         assert LocalExecutor(device=device).workers == workers
         assert LocalExecutor(5, device).workers == 5
 
@@ -41,3 +41,18 @@ def test_without_a_gpu_cuda_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(ConfigError, match="device='cuda', but torch sees no GPU"):
         LocalExecutor(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("foo", "device='foo' is no torch device"),
+        ("cuda:1", "device='cuda:1', but torch sees only 1"),
+        ("xla", "device='xla': nothing can be put there"),
+    ],
+)
+def test_a_device_that_is_not_there_is_named_before_any_run(device, message, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=message) as raised:
+        LocalExecutor(device=device)
+    assert "\n" not in str(raised.value)

@@ -142,7 +142,11 @@ def test_training_documents_may_ask_more_often():
         ({"grid": {**SWEEP["grid"], "architecture": "mambo"}}, "mambo d8.*did you mean 'mamba'"),
         ({"grid": {**SWEEP["grid"], "lr": "fast"}}, "lr='fast'"),
         ({"grid": {**SWEEP["grid"], "lr": []}}, "empty list"),
-        ({"grid": {**SWEEP["grid"], "variant": "x"}}, "unknown variant 'x'"),
+        ({"grid": {**SWEEP["grid"], "variant": "x"}}, "unknown variant 'x'. Allowed: nothing"),
+        ({"grid": {**SWEEP["grid"], "task": None}}, "task=None.*give a name"),
+        ({"variants": {"as is": {}}}, "'as is', by which tables and figures call the run without"),
+        ({"tasks": {"\ud800": {}}}, "which no file can hold"),
+        ({"train": {}}, "TrainConfig needs steps, batch_size; got lr, seed"),
         ({"grid": {"task": "tiny"}}, "needs architecture, d_model, n_layers, lr"),
         ({"grid": None}, "grid must be a mapping"),
         ({"train": {**SWEEP["train"], "step": 1}}, "unknown TrainConfig field 'step'"),
@@ -192,6 +196,12 @@ def test_mistakes_are_named_before_anything_is_trained(changes, message):
             {"model": {"d_mlp": 9, "options": {"d_head": 4}}},
             "with model.d_mlp 8 and 9, model.options None and {'d_head': 4}",
         ),
+        ({}, {"seed": 1, "train": {"steps": 5}}, "more than learning rate and seed.*steps 2 and 5"),
+        (
+            {},
+            {"lr": 1e-4, "evaluate": {"documents": 9}},
+            "seed, with evaluate.documents 8",
+        ),
         ({}, {"evaluate": {"documents": 9}}, "trained alike, with evaluate.documents 8 and 9"),
         ({}, {"train": {"checkpoint_every": 9}}, "alike, with train.checkpoint_every None and 9"),
     ],
@@ -200,6 +210,27 @@ def test_two_runs_of_one_name_are_refused(one, other, message):
     grid = {**SWEEP["grid"], "architecture": "attention"}
     with pytest.raises(ConfigError, match=message):
         parse_sweep({**SWEEP, "grid": [{**grid, **one}, {**grid, **other}]})
+
+
+def test_a_stack_of_ones_own_has_the_name_of_its_mixers():
+    grid = {**SWEEP["grid"], "architecture": None, "n_layers": [None, 2]}
+    stack = {"mixers": ["mamba", {"mixer": "attention", "d_head": 4}]}
+    content = {**SWEEP, "model": stack, "grid": {**grid, "lr": 1e-3}}
+    with pytest.raises(ConfigError, match="n_layers None and 2"):  # one model, written twice
+        parse_sweep(content)
+    (spec,) = parse_sweep({**content, "grid": {**content["grid"], "n_layers": None}})
+    assert (spec.architecture, spec.n_layers) == ("mamba+attention", 2)
+    assert spec.label == "mamba+attention d8 l2 lr 0.001 seed 0, tiny"
+    with pytest.raises(ConfigError, match="None d8 l1.*architecture"):
+        parse_sweep({**SWEEP, "grid": {**grid, "n_layers": 1}})
+
+
+@pytest.mark.parametrize("name", ["max_rhs_len", "num_nonterminals", "max_depth"])
+def test_training_documents_are_of_the_tasks_grammar(name):
+    tree = {"task": "associative_treecall", "num_nonterminals": 8, "max_depth": 4}
+    content = {**SWEEP, "tasks": {"tiny": tree}, "train_task": {name: 6}}
+    with pytest.raises(ConfigError, match=f"train_task: {name}=6, but the task's is"):
+        parse_sweep(content)
 
 
 def test_runs_that_recur_are_there_once():

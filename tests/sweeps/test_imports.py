@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -10,7 +11,15 @@ from typer.testing import CliRunner
 
 from hooked_ssm import cli
 from hooked_ssm.errors import ConfigError
-from hooked_ssm.sweeps import LocalExecutor, RayExecutor, parse_sweep, results_table, run_sweep
+from hooked_ssm.sweeps import (
+    LocalExecutor,
+    RayExecutor,
+    parse_sweep,
+    results_table,
+    run_sweep,
+    write_report,
+)
+from hooked_ssm.sweeps import spec as spec_module
 from hooked_ssm.tasks import Task
 from tests.sweeps.tiny import SWEEP
 
@@ -56,6 +65,14 @@ def test_the_command_line_imports_modules_of_the_current_folder(folder):
     assert results_table("runs")["state"].tolist() == ["complete"]
     (log,) = folder.glob("runs/*/log.txt")
     assert "own_tasks is imported" in log.read_text()
+    (said,) = re.findall("hooked-(report .*)", result.output.replace("\n", " ").replace("ssm ", ""))
+    Task._by_name.pop("own_recall")
+    sys.modules.pop("own_tasks")
+    spec_module._task.cache_clear()
+    with pytest.raises(ConfigError, match="of run .*unknown task 'own_recall'.*--import"):
+        write_report("runs", "report.html")
+    assert CliRunner().invoke(cli.app, said.split()).exit_code == 0
+    assert "own_tasks" in (folder / "report.html").read_text()
 
 
 def test_a_task_that_the_processes_do_not_know_fails_with_its_name(folder, monkeypatch):

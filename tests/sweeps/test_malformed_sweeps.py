@@ -73,7 +73,7 @@ def with_grid(**axes):
         ({"variants": {"a": 0}}, "variants: a must be a mapping of names to values, got 0"),
         ({"variants": {"a": {"train": None}}}, "variants: a: train must be a mapping"),
         ({"variants": {"a": {"trian": {}}}}, "unknown entry of variant 'a' 'trian'; did you mean"),
-        ({"variants": {"": {}}}, "variants:  has no name"),
+        ({"variants": {"": {}}}, "variants:  has the name .., by which.*without changes"),
         ({"variants": {True: {}}}, "variants: a name=True; allowed: a word. YAML reads"),
         ({"small": None}, "small must be a mapping of names to values, got None"),
         ({"small": {"train": [1]}}, r"small: train must be a mapping .*got \[1\]"),

@@ -44,6 +44,22 @@ CONTENT = {
 }
 
 
+RESULT = {
+    "accuracy": 0.5,
+    "dev_accuracy": 0.5,
+    "chance": 0.5,
+    "attribution": {"key": 0.0, "query": 0.0, "value": 1.0},
+    "attribution_error": {"key": 0.01, "query": None, "value": 0.01},
+    "mechanism": "induction",
+    "timing": None,
+    "loss": 1.0,
+    "steps": 2,
+    "seconds": 0.5,
+    "split": "test",
+    "dev_split": "dev",
+}
+
+
 def accuracy_of(spec) -> float:
     """Make up an accuracy: a larger width, and lr 0.01 but for attention, is better."""
     good_lr = 1e-3 if spec.model["architecture"] == "attention" else 1e-2
@@ -64,16 +80,12 @@ def folder(tmp_path):
         accuracy = accuracy_of(spec) + 0.1 * spec.model["seed"]
         induction = float(spec.model["architecture"] == "attention")
         result = {
+            **RESULT,
             "accuracy": accuracy,
             "dev_accuracy": accuracy + 0.01,
-            "chance": 0.5,
             "attribution": {"key": 1 - induction, "query": 0.0, "value": induction},
-            "attribution_error": {"key": 0.01, "query": None, "value": 0.01},
             "mechanism": "induction" if induction else "direct retrieval",
             "timing": None if induction else "late",
-            "loss": 1.0,
-            "steps": 2,
-            "seconds": 0.5,
         }
         run.finish(result, pd.DataFrame({"site": ["resid_pre"]}))
     return tmp_path
@@ -219,6 +231,67 @@ def test_a_single_width_is_a_table_and_single_runs_are_bars(folder):
     assert kinds_drawn(table)[0] == "scatter" and "box" in kinds_drawn(table)
 
 
+@pytest.mark.parametrize("change", [{"train": {"steps": 3}}, {"evaluate": {"documents": 9}}])
+def test_runs_of_other_settings_are_no_seeds(folder, change):
+    content = {**CONTENT, **{part: {**SWEEP[part], **new} for part, new in change.items()}}
+    grid = {**CONTENT["grid"][0], "architecture": "attention", "d_model": 8, "lr": 1e-3}
+    (spec,) = parse_sweep({**content, "grid": {**grid, "seed": 2}})
+    run = RunFolder.of(folder, spec)
+    run.path.mkdir()
+    run.begin(spec)
+    assert len(sweep_page(results_table(folder)))  # a run that is not complete is averaged nowhere
+    run.finish(RESULT, pd.DataFrame({"site": ["resid_pre"]}))
+    with pytest.raises(
+        ConfigError, match=f"{spec.key}.*differ in more than learning rate and seed"
+    ):
+        best_over_lr(results_table(folder))
+
+
+def test_two_tasks_of_one_name_are_not_described_as_one(folder):
+    tasks = {"tiny": {**SWEEP["tasks"]["tiny"], "num_pairs": 3}}
+    grid = {**CONTENT["grid"][0], "architecture": "base_conv", "d_model": 8}
+    (spec, *_) = parse_sweep({**CONTENT, "tasks": tasks, "grid": grid})
+    run = RunFolder.of(folder, spec)
+    run.path.mkdir()
+    run.begin(spec)
+    with pytest.raises(
+        ConfigError, match="both call their task 'tiny'.*num_pairs.*separate folders"
+    ):
+        write_report(folder, folder / "report.html")
+
+
+def test_an_architecture_that_stands_under_a_variant_only_is_on_the_page(folder):
+    table = results_table(folder)
+    only = table[(table["architecture"] == "attention") | (table["variant"] == "conv 0")]
+    assert "mamba: variants" in " ".join(Page(sweep_page(only)).scripts)
+
+
+def test_variants_of_several_depths_are_lines_of_their_own_in_the_order_of_their_numbers():
+    rows = [
+        {
+            "variant": name,
+            "n_layers": layers,
+            "d_model": 8,
+            "accuracy": 0.1 * layers,
+            "chance": 0,
+        }
+        for name in ("conv 10", "conv 2", "")
+        for layers in (1, 2)
+    ]
+    fig = accuracy_by_variant(pd.DataFrame(rows))
+    assert [trace.name for trace in fig.data] == ["d_model 8, 1 layer", "d_model 8, 2 layers"]
+    assert set(fig.data[0].y) == {0.1} and set(fig.data[1].y) == {0.2}
+    assert list(fig.layout.xaxis.categoryarray) == ["as is", "conv 2", "conv 10"]
+
+
+def test_the_page_says_on_which_documents_it_chose_and_judged(folder):
+    table = results_table(folder).assign(split="dev", dev_split="train")
+    page = Page(sweep_page(table))
+    text = " ".join(" ".join(page.text).split())
+    assert "that is best on train documents" in text and "are those on dev documents" in text
+    assert "Train against dev, every run" in " ".join(page.scripts)
+
+
 def test_mechanisms_of_variants_stand_apart(folder, monkeypatch):
     seen = {}
     for name in ("mechanism_scatter", "attribution_boxes"):
@@ -242,4 +315,5 @@ def kinds_drawn(table) -> list[str]:
 def test_a_page_of_a_sweep_that_has_just_started(folder):
     table = results_table(folder)
     page = Page(sweep_page(table[table["state"] == "failed"]))
-    assert "1 runs: 1 failed." in " ".join(page.text)
+    text = " ".join(page.text)
+    assert "1 run: 1 failed." in text and "Attribution" not in text

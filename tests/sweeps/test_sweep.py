@@ -134,9 +134,10 @@ def test_what_cannot_be_written_is_a_failure_with_its_reason(blocked, tmp_path):
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path, undisturbed):
     _, long = undisturbed
     grid = {**SWEEP["grid"], "architecture": "mamba", "n_layers": 1, "lr": 1e-2}
+    short = {**grid, "d_model": 4}
     content = {
         **SWEEP,
-        "grid": [{**grid, "seed": [1, 2]}, {**grid, "train": LONG}, {**grid, "seed": [3, 4]}],
+        "grid": [{**short, "seed": [1, 2]}, {**grid, "train": LONG}, {**short, "seed": [3, 4]}],
     }
     file, out = tmp_path / "sweep.json", tmp_path / "runs"
     file.write_text(json.dumps(content))
@@ -187,14 +188,15 @@ def test_complete_runs_take_new_names(tmp_path):
     run = RunFolder.of(tmp_path, spec)
     with run.locked():
         run.begin(spec)
-    run.path.joinpath("result.json").write_text('{"accuracy": 1}')  # an older one, at that
+    older = {"accuracy": 1, "dev_accuracy": 1}  # without its evaluation
+    run.path.joinpath("result.json").write_text(json.dumps(older))
     renamed = replace(spec, task_name="small", variant="plain")
     with run.locked():
         assert run_sweep([renamed], tmp_path, progress=False).skipped == 1
     assert run.spec() == spec
     assert run_sweep([renamed], tmp_path, progress=False).skipped == 1
     assert run.spec() == renamed and run.is_complete_as(spec)
-    assert run.result() == {"accuracy": 1, "evaluate": spec.evaluate}
+    assert run.result() == {**older, "evaluate": spec.evaluate}
 
 
 def test_two_sweeps_at_once_share_the_work(tmp_path):
@@ -215,7 +217,8 @@ def test_who_holds_a_run_for_long_is_said_again(tmp_path, monkeypatch, caplog):
         def start(self, sweep, spec):
             self.started += 1
             if self.started == 4:  # the holder has finished it
-                run.path.joinpath("result.json").write_text("{}")
+                done = {"accuracy": 1, "dev_accuracy": 1}
+                run.path.joinpath("result.json").write_text(json.dumps(done))
             self.ended = [Ended(spec, "busy")]
 
         def wait(self, seconds):
