@@ -20,6 +20,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt hooked_ssm/ops/selective_scan/kernel.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+	@echo "installing into $(VENV), some minutes ..."
 	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINT) -e '.[dev]'
 	touch $@
 

@@ -83,4 +83,5 @@ def _curves(histories: Mapping[str, pd.DataFrame], column: str, title: str | Non
             marker={"size": 5},
             hovertemplate=f"{escape(name)}<br>step %{{x}}<br>{column} %{{y:.4g}}<extra></extra>",
         )
+    fig.update_layout(showlegend=True)  # a single run's name too
     return fig.update_xaxes(title_text="step", rangemode="tozero")

@@ -127,11 +127,13 @@ class _Sweep:
             if self._is_complete(spec):
                 self._name(spec)
         self.waiting.extend(missing)
-        self.steps = {spec.key: self._run(spec).steps_done() for spec in missing}
-        total = sum(spec.train["steps"] for spec in self.specs)
-        with tqdm(total=total, disable=not progress, unit="step", unit_scale=True) as bar:
-            self._show(bar)
-            bar.initial, bar.start_t = bar.n, time.time()  # the rate is that of this call
+        self.steps = {spec.key: spec.train["steps"] for spec in self.specs}
+        total = sum(self.steps.values())
+        self.steps |= {spec.key: self._run(spec).steps_done() for spec in missing}
+        done = sum(self.steps.values())  # before this call, whose rate the bar shows
+        with tqdm(
+            total=total, initial=done, disable=not progress, unit="step", unit_scale=True
+        ) as bar:
             while self.waiting or self.executor.running:
                 self._start()
                 for ended in self.executor.wait(POLL):

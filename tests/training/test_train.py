@@ -123,6 +123,8 @@ def test_a_small_vocabulary_is_refused():
 class Bomb(AssociativeRecall):
     """Calls `boom` when asked for batch number `at`, and for every later one."""
 
+    name = "bomb"
+
     def sample(self, n, split="train", *, generator):
         self.__dict__["drawn"] = self.__dict__.get("drawn", 0) + (split == "train")
         if split == "train" and self.__dict__["drawn"] == self.__dict__["at"]:
@@ -186,7 +188,7 @@ def test_an_interrupt_keeps_what_was_done_and_can_be_resumed(tmp_path, boom):
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{done:08d}"]
     assert TrainRun.load(tmp_path).interrupted
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    resumed = train(model, TASK, config, progress=False)
+    resumed = train(model, bomb(0, boom), config, progress=False)
     assert not resumed.interrupted
     assert_same_run((resumed, model), tiny_run(tiny_config()))
 
