@@ -42,7 +42,7 @@ def row(experiment: str, runs: pd.DataFrame) -> str:
     widest = runs.iloc[-1]
     name = widest["architecture"] + (widest["variant"] and f", {widest['variant']}")
     if widest["n_layers"] != 2:
-        name += f", {widest['n_layers']} layer" + "s" * (widest["n_layers"] > 1)
+        name += f", {widest['n_layers']} layer" + "s" * int(widest["n_layers"] > 1)
     when = f" ({widest['timing']})" if isinstance(widest["timing"], str) else ""
     shares = [widest[f"attribution_{place}"] for place in ("key", "query", "value")]
     cells = [
