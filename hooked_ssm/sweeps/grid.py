@@ -17,6 +17,10 @@
     evaluate: {documents: 320}               # fields of EvaluationConfig
     small: {grid: ..., train: ...}           # what read_sweep(path, small=True) puts instead
 
+A stack of one's own has no architecture: architecture: null and n_layers: null on the grid, and
+model: {mixers: [mamba, attention]}. Runs of one task, variant, architecture and size differ in
+learning rate and seed only.
+
 What is more special wins: variant, then grid, then file; sections are merged field by field, the
 options of model setting by setting (null takes them all away). Axes stand on the grid alone. Files
 are YAML or JSON.
