@@ -26,6 +26,7 @@ POSITIONS = ("key", "query", "value")
 SOLVED_FROM = 0.9  # accuracy, for rows that carry no verdict
 MOST_WITH_NUMBERS = 6  # architectures whose bars have room for a number each
 LOW, HIGH = -0.2, 1.2  # the ends of both axes: attributions of unsolved runs may lie far outside
+CUT = (-0.4, 1.4)  # where bars are cut, for the same reason
 
 REGIONS: dict[str, list[tuple[str, float, float, float, float]]] = {
     # name, x from, x to, y from, y to
@@ -97,7 +98,8 @@ def attribution_bars(
     """Draw attribution @ Key, @ Query and @ Value per architecture, as grouped bars.
 
     Several runs of one architecture give their mean, with bars from the least to the most.
-    Architectures of which no run is solved are hatched: their attributions are noise.
+    Architectures of which no run is solved are hatched: their attributions are noise. Bars are cut
+    at -0.4 and 1.4; numbers on them, and hovering, give their values.
 
     Raises:
         ConfigError: A row without its entries.
@@ -111,14 +113,17 @@ def attribution_bars(
     for position, colour in zip(POSITIONS, theme.PALETTE, strict=False):
         values = [_measured(runs, position) for runs in groups.values()]
         mean = np.array([np.mean(v) for v in values])
+        cut = (mean < CUT[0]) | (mean > CUT[1])
+        ends = [(max(v), min(v)) for v in values]
         spread = {
-            "array": [max(v) - m for v, m in zip(values, mean, strict=True)],
-            "arrayminus": [m - min(v) for v, m in zip(values, mean, strict=True)],
+            "array": np.where(cut, 0, [most for most, _ in ends] - mean),
+            "arrayminus": np.where(cut, 0, mean - [least for _, least in ends]),
             "color": theme.INK,
         }
         fig.add_bar(
             x=labels,
-            y=mean,
+            y=np.clip(mean, *CUT),
+            customdata=mean,
             name=f"@ {position.title()}",
             marker={
                 "color": colour,
@@ -132,14 +137,13 @@ def attribution_bars(
             textposition="outside",
             textfont={"size": 11},
             textangle=0,
-            hovertemplate=f"%{{x}}<br>@ {position.title()}: %{{y:.3f}}<extra></extra>",
+            hovertemplate=f"%{{x}}<br>@ {position.title()}: %{{customdata:.3f}}<extra></extra>",
         )
     fig.update_layout(barmode="group", bargap=0.3, legend={"orientation": "h", "y": 1.08, "x": 0})
     fig.update_xaxes(type="category", showgrid=False)
+    if any((bar.y != bar.customdata)[~np.isnan(bar.y)].any() for bar in fig.data):
+        _note(fig, "longer bars of unsolved runs are cut")
     low, high = _bar_range(fig)
-    if any((np.nan_to_num(bar.y) > high).any() or (np.nan_to_num(bar.y) < low).any()
-           for bar in fig.data):  # fmt: skip
-        _note(fig, "bars of unsolved runs end outside")
     return fig.update_yaxes(title_text="attribution", range=[low, high], zeroline=True)
 
 
@@ -292,7 +296,7 @@ def _shape_legend(fig: go.Figure) -> None:
 
 
 def _bar_range(fig: go.Figure) -> list[float]:
-    """Fit the bars, but let a noisy one of an unsolved run go no further than -0.5..1.6."""
+    """Fit the bars, with room for the numbers at their ends."""
     values = np.concatenate([bar.y for bar in fig.data])
     low, high = np.nanmin(values, initial=0.0), np.nanmax(values, initial=1.0)
-    return [max(float(low) - 0.1, -0.5) if low < -0.02 else -0.05, min(float(high) + 0.15, 1.6)]
+    return [float(low) - 0.1 if low < -0.02 else -0.05, float(high) + 0.15]

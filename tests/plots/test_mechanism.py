@@ -97,6 +97,17 @@ def test_bars_are_means_with_spread_and_mark_the_unsolved():
     assert fig.layout.barmode == "group"
 
 
+def test_long_bars_are_cut_and_keep_their_numbers():
+    fig = attribution_bars([ROWS[0], _row("h3", 3.1, 0.2, -2.0, "unsolved")])
+    assert [bar.y[1] for bar in fig.data] == [1.4, 0.2, -0.4]
+    assert [bar.text[1] for bar in fig.data] == ["3.10", "0.20", "-2.00"]
+    assert [bar.customdata[1] for bar in fig.data] == [3.1, 0.2, -2.0]
+    low, high = fig.layout.yaxis.range
+    assert low < -0.4 and high > 1.4
+    assert "longer bars of unsolved runs are cut" in [a.text for a in fig.layout.annotations]
+    assert not attribution_bars([ROWS[0]]).layout.annotations
+
+
 @pytest.mark.parametrize("plot", [mechanism_scatter, attribution_bars])
 def test_rows_must_be_whole(plot):
     with pytest.raises(ShapeError, match="rows is empty"):
