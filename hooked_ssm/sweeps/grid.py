@@ -130,11 +130,10 @@ def _each_once(runs: Sequence[tuple[int, RunSpec]]) -> list[RunSpec]:
     """Return the runs of numbered grids, those that recur once.
 
     Raises:
-        ConfigError: One run under two names or evaluated in two ways, two runs of one name, or runs
-            of one cell that differ in more than learning rate and seed.
+        ConfigError: One run under two names or evaluated in two ways, or runs of one cell that
+            differ in more than learning rate and seed.
     """
     keys: dict[str, RunSpec] = {}
-    names: dict[tuple[Any, ...], tuple[int, RunSpec]] = {}
     cells: dict[tuple[Any, ...], tuple[int, RunSpec]] = {}
     for number, run in runs:
         same = keys.setdefault(run.key, run)
@@ -147,13 +146,6 @@ def _each_once(runs: Sequence[tuple[int, RunSpec]]) -> list[RunSpec]:
                 f"{run.label!r} stands here twice, trained alike, with {_difference(same, run)}; "
                 "a run has one evaluation and one way to be kept. Leave one out, or put it into a "
                 "sweep of its own"
-            )
-        first, other = names.setdefault(_name(run), (number, run))
-        if other.key != run.key:
-            raise ConfigError(
-                f"{run.label!r} of grid {first} and {run.label!r} of grid {number} are two runs of "
-                f"one name, with {_difference(other, run)}; tables would average them as seeds. "
-                "Name what differs: put it into a variant, or give the task another name"
             )
         first, other = cells.setdefault(_cell(run), (number, run))
         if other.recipe != run.recipe:

@@ -188,8 +188,8 @@ def test_mistakes_are_named_before_anything_is_trained(changes, message):
         (
             {},
             {"train": {"steps": 5}},
-            "'attention d8 l1 lr 0.001 seed 0, tiny' of grid 1 .* of grid 2 are two runs of one "
-            r"name, with train.steps 2 and 5; .*variant.*another name",
+            "'attention d8 l1 lr 0.001 seed 0, tiny' of grid 1 .* of grid 2 differ in more "
+            r"than .*, with train.steps 2 and 5; .*variant.*another name",
         ),
         (
             {"model": {"d_mlp": 8}},
