@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from hooked_ssm.checks import Count, Natural, NonNegative, Rule, check_fields, is_integer
+from hooked_ssm.checks import Count, Natural, NonNegative, check_fields
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.layers import ACTIVATIONS
 from hooked_ssm.mixers import MIXERS, MixerOptions, find_mixer
+from hooked_ssm.rules import Rule, is_integer
 
 # Architectures that are stacks of different layers, repeated to n_layers (PAPER.md, Models).
 STACKS: dict[str, tuple[dict[str, Any], ...]] = {

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_ssm.checks import shown_indices
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import HookNameError, ShapeError
 from hooked_ssm.layers import Linear, Norm, TiedUnembed
+from hooked_ssm.rules import shown_indices
 
 
 class LensWeights(nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_ssm import summary
+from hooked_ssm import initialisation, summary
 from hooked_ssm.block import Block, residual_hook, select
 from hooked_ssm.checks import Count, check_value
 from hooked_ssm.config import ModelConfig
@@ -70,24 +69,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
         )
         self.setup()
         if initialise:
-            self._initialise(torch.Generator().manual_seed(cfg.seed))
+            initialisation.initialise(self.modules(), cfg, torch.Generator().manual_seed(cfg.seed))
             self.place()
-
-    def _initialise(self, generator: torch.Generator) -> None:
-        cfg = self.cfg
-        std = 0.02 if cfg.init == "paper" else 1 / math.sqrt(cfg.d_model)
-        with torch.no_grad():
-            for table in (m for m in self.modules() if isinstance(m, nn.Embedding)):
-                table.weight.normal_(0, std, generator=generator)
-        own = {id(m) for b in self.blocks if b.mixer.keeps_own_init for m in b.mixer.modules()}
-        for block in self.blocks:
-            block.mixer.initialise(generator)
-        for layer in (m for m in self.modules() if isinstance(m, Linear) and id(m) not in own):
-            if cfg.init == "paper":
-                depth = math.sqrt(2 * len(self.blocks)) if layer.writes_residual else 1
-                layer.reset_normal(0.02 / depth, generator)
-            else:
-                layer.reset_parameters(generator)
 
     # Running.
 

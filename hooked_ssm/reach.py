@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from hooked_ssm.checks import is_integer
 from hooked_ssm.errors import HookUnavailableError, ShapeError
 from hooked_ssm.hook_points import HookFamily, SpecHookPoint
+from hooked_ssm.rules import is_integer
 
 Families = Mapping[str, HookFamily]
 _NOTHING: Mapping[str, int] = MappingProxyType({})

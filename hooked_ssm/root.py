@@ -22,7 +22,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice, SliceInput
 
 from hooked_ssm.cache import HookedCache
-from hooked_ssm.checks import check_value, is_integer
+from hooked_ssm.checks import check_value
 from hooked_ssm.config import Device
 from hooked_ssm.errors import (
     ConfigError,
@@ -34,6 +34,7 @@ from hooked_ssm.errors import (
 from hooked_ssm.hook_names import HookSpec, spellings
 from hooked_ssm.hook_points import HookFamily, SpecHookPoint
 from hooked_ssm.ops.memory import large_clone
+from hooked_ssm.rules import is_integer
 
 NamesFilter = str | Sequence[str] | Callable[[str], bool] | None
 PosSlice = Slice | SliceInput | slice

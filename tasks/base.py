@@ -17,8 +17,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_ssm.checks import Count, check_fields, checked_as, is_integer, shown
+from hooked_ssm.checks import Count, check_fields, checked_as
 from hooked_ssm.errors import TaskError, unknown
+from hooked_ssm.rules import is_integer, shown
 from hooked_ssm.shapes import Mask, PerDocument, Tokens
 from hooked_ssm.tasks.draws import absent_tokens
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from hooked_ssm.checks import Seed, check_fields, checked_as, shown
+from hooked_ssm.checks import Seed, check_fields, checked_as
 from hooked_ssm.errors import TaskError, unknown
 from hooked_ssm.files import read_json, write_text
+from hooked_ssm.rules import shown
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hooked_ssm.checks import Count, checked_as, is_integer, shown
+from hooked_ssm.checks import Count, checked_as
 from hooked_ssm.errors import TaskError
+from hooked_ssm.rules import is_integer, shown
 from hooked_ssm.shapes import PerDocument
 from hooked_ssm.tasks.base import IGNORE_INDEX, PAD, Split, Task, TaskBatch
 from hooked_ssm.tasks.holdout import stir

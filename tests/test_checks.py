@@ -23,9 +23,9 @@ from hooked_ssm.checks import (
     check_fields,
     checked,
     checked_as,
-    rule_of,
 )
 from hooked_ssm.errors import ConfigError, ShapeError, TaskError
+from hooked_ssm.rules import rule_of
 
 IDS = torch.zeros(2, 3, dtype=torch.long)
 NAN, INF = float("nan"), float("inf")

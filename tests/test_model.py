@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hooked_ssm import HookedModel, ModelConfig
 from hooked_ssm.errors import HookNameError, ShapeError, TaskError
 from hooked_ssm.hook_names import ROLES
+from hooked_ssm.initialisation import initialise
 from hooked_ssm.mixers import MIXERS
 from tests.models import D_VOCAB, LENGTH, MODELS, assert_near, fresh, has_role, tiny, tokens
 
@@ -159,7 +160,7 @@ def test_mambas_own_initialisation_survives(init):
     lone = MIXERS["mamba"](64, 8, cfg.mixer_options(0))
     lone.initialise(torch.Generator().manual_seed(7))
     again = HookedModel(cfg)
-    again._initialise(torch.Generator().manual_seed(9))
+    initialise(again.modules(), cfg, torch.Generator().manual_seed(9))
     mixers = [*(b.mixer for m in (model, again) for b in m.blocks), lone]
     logs = []
     for mixer in mixers:

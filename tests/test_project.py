@@ -14,7 +14,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # DESIGN section 2, lowest first: a module may import from its own row and the rows before it.
 ROWS = (
-    ("errors", "shapes", "files", "checks", "progress", "html_table"),
+    ("errors", "shapes", "files", "rules", "checks", "progress", "html_table"),
     ("hook_names",),
     ("hook_points",),
     ("layers", "ops"),
@@ -28,6 +28,7 @@ ROWS = (
         "loss",
         "generation",
         "lens_weights",
+        "initialisation",
         "reach",
         "sizes",
         "summary",

@@ -37,10 +37,11 @@ from hooked_ssm.analysis.metrics import (
 )
 from hooked_ssm.analysis.resume import read_positions
 from hooked_ssm.analysis.standing import refuse_standing_edits
-from hooked_ssm.checks import AttentionMask, Count, Rule, checked
+from hooked_ssm.checks import AttentionMask, Count, checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import Rule
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

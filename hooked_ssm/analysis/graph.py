@@ -13,9 +13,9 @@ from typing import NamedTuple
 from hooked_ssm.analysis.exchange import head_axis
 from hooked_ssm.analysis.sites import find_site, site_spec
 from hooked_ssm.block import AFTER_MIXING
-from hooked_ssm.checks import is_integer
 from hooked_ssm.errors import ConfigError, HookNameError
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import is_integer
 
 RECEIVERS = ("mixer_in", "mlp_in", "logits")
 

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from hooked_ssm.analysis.token_mixing import token_mixing
-from hooked_ssm.checks import Count, Positive, Rule, Seed, checked
+from hooked_ssm.checks import Count, Positive, Seed, checked
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import ContractError, HookedSSMError
 from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import Rule
 from hooked_ssm.sizes import activation_shape
 
 BATCH, D_VOCAB = 2, 19

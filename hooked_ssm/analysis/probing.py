@@ -20,11 +20,12 @@ from hooked_ssm.analysis.activations import activations_at
 from hooked_ssm.analysis.documents import evaluation_batch
 from hooked_ssm.analysis.interchange import KEY, QUERY, VALUE
 from hooked_ssm.analysis.sites import Site, find_sites
-from hooked_ssm.checks import Count, Indices, Positive, Rule, Seed, Words, checked
+from hooked_ssm.checks import Count, Indices, Positive, Seed, Words, checked
 from hooked_ssm.errors import ConfigError, TaskError, unknown
 from hooked_ssm.html_table import titled_table
 from hooked_ssm.model import HookedModel
 from hooked_ssm.progress import tqdm
+from hooked_ssm.rules import Rule
 from hooked_ssm.tasks import Task, TaskBatch
 from hooked_ssm.tasks.base import Split
 

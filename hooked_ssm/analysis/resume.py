@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_ssm.checks import shown_indices
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.mixers import Carried, Segment
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import shown_indices
 
 STARTS = 16
 """At how many positions a run can be taken up again: more hardly saves more (1 - 1/STARTS)."""

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from hooked_ssm.analysis.exchange import head_axis
 from hooked_ssm.analysis.sites import Site, find_sites, site_spec
-from hooked_ssm.checks import Indices, Rule, shown_indices
+from hooked_ssm.checks import Indices
 from hooked_ssm.errors import ShapeError
 from hooked_ssm.hook_names import HookSpec
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import Rule, shown_indices
 
 Direction = Literal["denoise", "noise"]
 Listed = Annotated[

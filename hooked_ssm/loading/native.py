@@ -19,13 +19,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hooked_ssm.checks import shown
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import CheckpointError, ConfigError
 from hooked_ssm.files import new_file, new_folder, read_json, save_tensors, sync, write_json
 from hooked_ssm.loading.assemble import assemble
 from hooked_ssm.loading.tables import find_layout
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import shown
 
 FORMAT = "hooked_ssm"
 VERSION = 1

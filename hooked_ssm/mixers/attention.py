@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_ssm.checks import Count, Positive, Rule
+from hooked_ssm.checks import Count, Positive
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import BlockDefaults, Carried, Mixer, MixerOptions, Segment
 from hooked_ssm.mixers.rotary import rotate
 from hooked_ssm.ops.causal import causal_product, is_spoilt
+from hooked_ssm.rules import Rule
 
 EvenCount = Annotated[
     int, Rule("an even integer >= 2", lambda value: value >= 2 and value % 2 == 0)

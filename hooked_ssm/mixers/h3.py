@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from hooked_ssm.checks import Count, Rule
+from hooked_ssm.checks import Count
 from hooked_ssm.errors import ConfigError, HookUnavailableError, ShapeError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.hook_points import edited
@@ -22,6 +22,7 @@ from hooked_ssm.ops.diagonal_ssm import diagonal_kernel, diagonal_ssm
 from hooked_ssm.ops.diagonal_ssm.kernels import as_complex, as_reals, powers
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
+from hooked_ssm.rules import Rule
 
 FEW_TAPS = 128
 """Up to this length multiplying by the filter's matrix is cheaper than transforming.

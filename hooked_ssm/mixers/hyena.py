@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from hooked_ssm.checks import Count, Natural, Rule
+from hooked_ssm.checks import Count, Natural
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
 from hooked_ssm.mixers.base import Carried, Mixer, MixerOptions, Segment
@@ -18,6 +18,7 @@ from hooked_ssm.mixers.recurrence import through_pattern
 from hooked_ssm.ops.causal import mix_channels
 from hooked_ssm.ops.long_conv import long_conv, toeplitz
 from hooked_ssm.ops.output import core_dtype
+from hooked_ssm.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

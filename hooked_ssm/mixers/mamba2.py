@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hooked_ssm.checks import Count, Natural, NonNegative, Rule
+from hooked_ssm.checks import Count, Natural, NonNegative
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.hook_names import HookSpec, spec
 from hooked_ssm.layers import Linear
@@ -23,6 +23,7 @@ from hooked_ssm.ops.causal import mix_heads
 from hooked_ssm.ops.linear_scan import linear_scan
 from hooked_ssm.ops.output import ScanOutput, StatesWanted, core_dtype
 from hooked_ssm.ops.ssd import ssd, ssd_pattern
+from hooked_ssm.rules import Rule
 
 Limits = Annotated[
     Sequence[float],

@@ -26,9 +26,9 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, SoftFileLock, Timeout
 
-from hooked_ssm.checks import is_number
 from hooked_ssm.errors import CheckpointError, ConfigError, FileError
 from hooked_ssm.files import new_file, read_json, write_json
+from hooked_ssm.rules import is_number
 from hooked_ssm.sweeps.spec import RunSpec, outcome_settings
 from hooked_ssm.training import checkpoint_folders
 

@@ -15,10 +15,11 @@ import torch
 
 from hooked_ssm.analysis.interchange import KEY, POSITIONS, Direction
 from hooked_ssm.analysis.sites import find_sites
-from hooked_ssm.checks import Count, Rule, Words, check_fields
+from hooked_ssm.checks import Count, Words, check_fields
 from hooked_ssm.config import ModelConfig
 from hooked_ssm.errors import ConfigError, HookNameError, TaskError, unknown
 from hooked_ssm.model import HookedModel
+from hooked_ssm.rules import Rule
 from hooked_ssm.tasks import Task
 from hooked_ssm.tasks.base import Split
 from hooked_ssm.training import TrainConfig

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from hooked_ssm.checks import Count, Fraction, NonNegative, Positive, Rule, Seed, check_fields
+from hooked_ssm.checks import Count, Fraction, NonNegative, Positive, Seed, check_fields
 from hooked_ssm.errors import ConfigError, unknown
+from hooked_ssm.rules import Rule
 from hooked_ssm.tasks.base import Split
 
 Schedule = Literal["cosine", "linear", "constant"]
