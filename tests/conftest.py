@@ -6,6 +6,7 @@ Everything here happens before `hooked_ssm` (and Triton) is imported for the fir
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -92,3 +93,11 @@ def model():
 def ids():
     """Documents for it. [batch, pos]"""
     return torch.randint(0, 11, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def as_in_a_terminal():
+    """A shell starts jobs in the background with SIGINT ignored, and Python leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -84,6 +84,7 @@ def listed(command, capsys):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups are Unix's")
+@pytest.mark.usefixtures("as_in_a_terminal")
 def test_ctrl_c_at_the_start_of_a_sweep_is_no_traceback(here):
     command = [sys.executable, "-m", "hooked_ssm.cli", "sweep", "grid.json", "--out", "new"]
     sweep = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,4 +164,6 @@ def _ray() -> Any:
 
 
 def _work(sweep: str, values: dict[str, Any], setup: Setup) -> Attempt:
+    # How Ray cancels a task; a worker whose Ray was started under nohup ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return attempt(sweep, values, setup)

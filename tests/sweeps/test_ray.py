@@ -12,7 +12,7 @@ import pytest
 
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.sweeps import RayExecutor, RunFolder, ray_executor, results_table, run_sweep
-from tests.sweeps.test_sweep import LONG
+from tests.sweeps.test_sweep import ENDLESS, LONG
 from tests.sweeps.tiny import history_of, one_run, result_of, tiny_sweep, wait_until, weights_of
 
 REASON = "Ray is not installed: pip install 'hooked-ssm[cluster]'"
@@ -72,7 +72,7 @@ def cluster():
 
 
 def test_an_interrupted_sweep_leaves_checkpoints_and_the_cluster(tmp_path, cluster):
-    spec = one_run(**LONG)
+    spec = one_run(**ENDLESS)
     run = RunFolder.of(tmp_path, spec)
 
     class Interrupted(RayExecutor):

@@ -33,6 +33,7 @@ from tests.sweeps.tiny import (
     weights_of,
 )
 
+ENDLESS = {"steps": 100_000, "checkpoint_every": 10, "log_every": 10}
 LONG = {"steps": 200, "checkpoint_every": 10, "log_every": 10, "eval_every": 100}
 
 
@@ -266,7 +267,7 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_no_process(tmp_path):
             wait_until(lambda: run.steps_done() > 10)
             raise KeyboardInterrupt
 
-    spec, executor = one_run(**LONG), Interrupted(1)
+    spec, executor = one_run(**ENDLESS), Interrupted(1)
     with pytest.raises(KeyboardInterrupt):
         run_sweep([spec], tmp_path, executor=executor, progress=False)
     run = RunFolder.of(tmp_path, spec)

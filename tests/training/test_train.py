@@ -159,14 +159,6 @@ def test_weights_spoilt_by_the_last_update_are_not_saved(tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
-@pytest.fixture
-def as_in_a_terminal():
-    """A shell starts jobs in the background with SIGINT ignored, and Python leaves it so."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def sigint() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
