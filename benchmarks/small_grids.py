@@ -1,9 +1,9 @@
 """What the small versions of experiments/*.yaml show, from the folders of their runs.
 
     for name in ar_32 ar_32_reversed ...; do
-        hooked-ssm sweep experiments/$name.yaml --small --out runs/small/$name
+        hooked-ssm sweep experiments/$name.yaml --small --out runs/grids/$name
     done
-    python benchmarks/small_grids.py runs/small/*
+    python benchmarks/small_grids.py runs/grids/*
 
 Prints a row per model: test accuracy by d_model, each at the learning rate that is best on dev
 documents, and the mechanism at the largest d_model.

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from hooked_ssm.checks import Count, Natural, NonNegative, check_fields
+from hooked_ssm.devices import Device
 from hooked_ssm.errors import ConfigError, unknown
 from hooked_ssm.layers import ACTIVATIONS
 from hooked_ssm.mixers import MIXERS, MixerOptions, find_mixer
@@ -29,14 +30,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-def _is_device(value: Any) -> bool:
-    try:
-        torch.device(value)
-    except (RuntimeError, TypeError):
-        return False
-    return True
 
 
 def _names_mixer(layer: Any) -> bool:
@@ -60,9 +53,6 @@ SeedNumber = Annotated[
 Dtype = Annotated[
     torch.dtype,
     Rule(", ".join(f"torch.{name}" for name in DTYPES), lambda value: value in DTYPES.values()),
-]
-Device = Annotated[
-    torch.device | str, Rule("a device of torch, such as 'cpu' or 'cuda:0'", _is_device)
 ]
 
 

@@ -180,10 +180,10 @@ def train_and_evaluate(
 
 def summary(result: DemoResult) -> str:
     """Return one line: what the model does and how."""
+    from hooked_ssm.plots.labels import fixed  # plotly is imported only where it is needed
+
     row = result.to_row()
-    shares = ", ".join(
-        f"@ {k.title()} {round(v, 2) + 0.0:.2f}" for k, v in row["attribution"].items()
-    )
+    shares = ", ".join(f"@ {k.title()} {fixed(v, 2)}" for k, v in row["attribution"].items())
     when = f" ({row['timing']})" if row["timing"] else ""
     return (
         f"{row['architecture']}: accuracy {row['accuracy']:.3f} after {row['steps']} steps in "

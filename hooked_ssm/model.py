@@ -17,7 +17,8 @@ from hooked_ssm import initialisation, summary
 from hooked_ssm.block import Block, residual_hook, select
 from hooked_ssm.checks import Count, check_value
 from hooked_ssm.config import ModelConfig
-from hooked_ssm.errors import ConfigError, ShapeError
+from hooked_ssm.devices import placing
+from hooked_ssm.errors import ShapeError
 from hooked_ssm.generation import generate
 from hooked_ssm.inputs import (
     MaskLike,
@@ -342,13 +343,8 @@ class HookedModel(Tokenising, LensWeights, HookRoot):
             ConfigError: This machine, or this torch, has no such device.
         """
         cfg = self.cfg
-        try:
+        with placing(cfg.device):
             return self.to(device=cfg.device, dtype=cfg.dtype)
-        except (AssertionError, NotImplementedError, RuntimeError) as error:
-            raise ConfigError(
-                f"device={str(cfg.device)!r}: the model cannot be put there ({error}); 'cpu' is "
-                "everywhere"
-            ) from error
 
     def _apply(self, fn: Any, recurse: bool = True) -> HookedModel:
         """Move or cast (`to`, `double`, `cuda`, ...); `cfg.device` and `cfg.dtype` follow."""

@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
         ("sweep grid.json --out runs2 --executor ray --threads 2", "needs --executor local"),
         ("sweep grid.json --out runs2 --threads 0", "threads=0"),
         ("sweep grid.json", "needs a folder for its runs; give --out FOLDER"),
-        ("sweep grid.json --out runs2 --device foo", "device='foo' is no torch device"),
+        ("sweep grid.json --out runs2 --device foo", "device='foo'; allowed: a device of torch"),
         ("sweep grid.json --out runs2 --import nope", "module 'nope' cannot be imported"),
         ("report file --out report.html", "holds no runs"),
         ("report none --out report.html", "holds no runs"),

@@ -24,6 +24,11 @@ def escape(text: object) -> str:
     return html.escape(str(text), quote=False).replace("$", "&#36;")
 
 
+def fixed(number: float, digits: int) -> str:
+    """Return a number with so many digits behind the point, and no -0.00."""
+    return f"{round(number, digits) + 0.0:.{digits}f}"
+
+
 def visible(token: object) -> str:
     """Return a token with its white space made visible and its middle cut if it is very long."""
     text = str(token).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

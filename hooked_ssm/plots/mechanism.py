@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError, ShapeError
 from hooked_ssm.plots import theme
-from hooked_ssm.plots.labels import escape
+from hooked_ssm.plots.labels import escape, fixed
 
 Row: TypeAlias = Mapping[str, Any]
 XAxis: TypeAlias = Literal["query", "key+query"]
@@ -133,7 +133,7 @@ def attribution_bars(
             # beside bars of spread, or on bars narrower than it, a number is not legible
             text=None
             if several or len(groups) > MOST_WITH_NUMBERS
-            else ["–" if np.isnan(m) else f"{round(m, 2) + 0.0:.2f}" for m in mean],  # no -0.00
+            else ["–" if np.isnan(m) else fixed(m, 2) for m in mean],
             textposition="outside",
             textfont={"size": 11},
             textangle=0,

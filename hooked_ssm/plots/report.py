@@ -21,6 +21,7 @@ import plotly.graph_objects as go
 from hooked_ssm.checks import checked
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.plots.html import HtmlFigure, page, plotly_piece
+from hooked_ssm.plots.labels import fixed
 
 Item: TypeAlias = str | go.Figure | pd.DataFrame | HtmlFigure
 
@@ -179,4 +180,4 @@ def _cell(value: object, digits: int | None) -> str:
     number = float(value)  # type: ignore[arg-type]
     if digits is None or not math.isfinite(number):
         return f"{number:.4g}"
-    return f"{round(number, digits) + 0.0:.{digits}f}"  # + 0.0: no -0.000
+    return fixed(number, digits)

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from hooked_ssm.checks import Count, checked
+from hooked_ssm.devices import DeviceName, placing
 from hooked_ssm.errors import ConfigError
 from hooked_ssm.sweeps.spec import RunSpec
 from hooked_ssm.sweeps.worker import Outcome, Setup, attempt, import_modules
@@ -83,7 +84,7 @@ class LocalExecutor:
     def __init__(
         self,
         workers: Count | None = None,
-        device: str | None = None,
+        device: DeviceName | None = None,
         threads: Count = 1,
         imports: Sequence[str] = (),
     ) -> None:
@@ -110,10 +111,10 @@ class LocalExecutor:
         process = self._context.Process(
             target=_work, args=(saying, str(sweep), spec.to_json(), setup)
         )
-        with _deaf():
+        with _deaf():  # until it is known here, so that a Ctrl-C at its end stops it too
             process.start()
-        saying.close()  # the worker has its own end
-        self._processes[process.sentinel] = _Process(spec, process, said, device)
+            saying.close()  # the worker has its own end
+            self._processes[process.sentinel] = _Process(spec, process, said, device)
 
     def wait(self, seconds: float) -> list[Ended]:
         sentinels = wait_for(list(self._processes), seconds)
@@ -167,13 +168,10 @@ def _devices(device: str | None) -> list[str | None]:
     """Return the devices that runs are spread over: those that one name stands for."""
     if device is None:
         return [None]
-    try:
-        asked = torch.device(device)
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-        raise ConfigError(f"device={device!r} is no torch device: {why}") from error
+    asked = torch.device(device)
     if asked.type != "cuda":
-        _try_out(device)
+        with placing(device):
+            torch.zeros(1).to(device)
         return [device]
     gpus = torch.cuda.device_count()  # asks no GPU for memory
     if gpus <= (asked.index or 0):
@@ -182,21 +180,6 @@ def _devices(device: str | None) -> list[str | None]:
             f"device={device!r}, but torch sees {seen}; leave it out to train on the CPU"
         )
     return [f"cuda:{i}" for i in range(gpus)] if asked.index is None else [device]
-
-
-def _try_out(device: str) -> None:
-    """Refuse a device that this machine, or this torch, does not have.
-
-    Raises:
-        ConfigError: A tensor cannot be put there.
-    """
-    try:
-        torch.zeros(1).to(device)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        why = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"device={device!r}: nothing can be put there ({why}); 'cpu' is everywhere"
-        ) from error
 
 
 def _context(device: str | None) -> Any:

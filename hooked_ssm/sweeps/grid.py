@@ -38,13 +38,12 @@ import yaml
 
 from hooked_ssm.checks import Positive, check_value, checked
 from hooked_ssm.errors import ConfigError, HookedSSMError, unknown
-from hooked_ssm.sweeps.spec import RunSpec
+from hooked_ssm.sweeps.spec import SEEDS, RunSpec
 from hooked_ssm.tasks import PAPER_TASKS
 
 AXES = ("architecture", "d_model", "n_layers", "lr", "seed", "task")
 SECTIONS = ("model", "train", "train_task", "evaluate")
 NAMED = ("tasks", "variants")
-SEEDS = ("train.lr", "train.seed", "model.seed")  # in which runs of a cell may differ
 PLAIN = "as is"  # what figures call the variant ""
 ENTRIES = ("grid", *NAMED, *SECTIONS)
 
@@ -169,12 +168,12 @@ def _cell(run: RunSpec) -> tuple[Any, ...]:
     return (run.task_name, run.variant, *sizes)
 
 
-def _difference(one: RunSpec, other: RunSpec, but: Sequence[str] = ()) -> str:
+def _difference(one: RunSpec, other: RunSpec, but: Sequence[tuple[str, str]] = ()) -> str:
     """Say in what two runs differ, such as "train.steps 2 and 5", but for some entries."""
 
     def differences(a: Any, b: Any, path: str) -> Iterator[str]:
         if not (isinstance(a, Mapping) and isinstance(b, Mapping)):
-            if a != b and path not in but:
+            if a != b and tuple(path.split(".")) not in but:
                 yield f"{path} {a!r} and {b!r}"
             return
         for name in dict.fromkeys([*a, *b]):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hooked_ssm.checks import Count, NonNegative, checked
+from hooked_ssm.devices import DeviceName
 from hooked_ssm.errors import ConfigError, MissingDependencyError
 from hooked_ssm.sweeps.executors import PATIENCE, Ended
 from hooked_ssm.sweeps.spec import RunSpec
@@ -45,7 +46,7 @@ class RayExecutor:
     def __init__(
         self,
         workers: Count | None = None,
-        device: str | None = None,
+        device: DeviceName | None = None,
         gpus: NonNegative = 0.0,
         address: str = "auto",
         imports: Sequence[str] = (),

@@ -30,7 +30,7 @@ from hooked_ssm.errors import CheckpointError, ConfigError, FileError
 from hooked_ssm.files import new_file, read_json, write_json
 from hooked_ssm.rules import is_number
 from hooked_ssm.sweeps.spec import RunSpec, outcome_settings
-from hooked_ssm.training import checkpoint_folders
+from hooked_ssm.training.checkpoint import checkpoint_folders, step_of
 
 STEP = re.compile(rb'"step": (\d+)')
 # A soft lock is a marker file, which a killed holder leaves behind for ever.
@@ -175,7 +175,7 @@ class RunFolder:
     def checkpoint_step(self) -> int:
         """Return the step that training goes on from: that of the last checkpoint, else 0."""
         folders = checkpoint_folders(self.training)
-        return int(folders[-1].name.removeprefix("step-")) if folders else 0
+        return step_of(folders[-1]) if folders else 0
 
     def failure(self) -> str | None:
         """Return the last attempt's error as one line; None if it did not fail."""

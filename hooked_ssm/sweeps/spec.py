@@ -25,6 +25,8 @@ from hooked_ssm.tasks.base import Split
 from hooked_ssm.training import TrainConfig
 from hooked_ssm.training.config import RESULT_FREE
 
+SEEDS = (("train", "lr"), ("train", "seed"), ("model", "seed"))
+"""In which entries runs may differ that compete for the best learning rate, or are averaged."""
 FORMAT = 1  # of a spec's identity: another number gives every run another name
 
 GeneratorSeed = Annotated[
@@ -150,8 +152,8 @@ class RunSpec:
         compete for the best learning rate, or are averaged as seeds.
         """
         recipe = self.identity
-        for part, names in (("model", ("seed",)), ("train", ("lr", "seed"))):
-            recipe[part] = {n: value for n, value in recipe[part].items() if n not in names}
+        for part, name in SEEDS:
+            recipe[part].pop(name, None)
         return {**recipe, "evaluate": outcome_settings(self.evaluate)}
 
     @property

@@ -86,7 +86,12 @@ def checkpoint_folders(folder: Path | str) -> list[Path]:
     found = [
         p for p in (Path(folder) / "checkpoints").glob("step-*") if re.search(r"-\d+$", p.name)
     ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a checkpoint was written."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def save_checkpoint(

@@ -104,7 +104,7 @@ def test_devices_and_dtypes_are_checked_before_anything_is_read(wanted):
 def test_devices_that_are_not_here_are_named():
     if torch.cuda.is_available():
         pytest.skip("every device of torch's may be here")
-    with pytest.raises(ConfigError, match="device='cuda': the model cannot be put there"):
+    with pytest.raises(ConfigError, match="device='cuda': nothing can be put there"):
         HookedModel(CFG.with_(device="cuda"))
 
 

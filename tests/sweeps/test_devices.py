@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +39,18 @@ def test_runs_are_spread_over_the_gpus(monkeypatch):
     assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1"]
 
 
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals are masked on Unix")
+@pytest.mark.usefixtures("as_in_a_terminal")
+def test_ctrl_c_while_a_process_starts_comes_when_it_is_known():
+    executor = LocalExecutor(1)
+    started = SimpleNamespace(start=lambda: os.kill(os.getpid(), signal.SIGINT), sentinel=1)
+    pipe = (None, SimpleNamespace(close=lambda: None))
+    executor._context = SimpleNamespace(Process=lambda **_: started, Pipe=lambda duplex: pipe)
+    with pytest.raises(KeyboardInterrupt):
+        executor.start(Path("runs"), one_run())
+    assert executor.running == [one_run()]  # so it is stopped
+
+
 def test_without_a_gpu_cuda_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(ConfigError, match="device='cuda', but torch sees no GPU"):
@@ -46,7 +60,7 @@ def test_without_a_gpu_cuda_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        ("foo", "device='foo' is no torch device"),
+        ("foo", "device='foo'; allowed: a device of torch"),
         ("cuda:1", "device='cuda:1', but torch sees only 1"),
         ("xla", "device='xla': nothing can be put there"),
     ],
